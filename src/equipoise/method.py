@@ -1,0 +1,156 @@
+"""What every choice on every axis has in common: options, binding to a worker, named state.
+
+A method is a dataclass. Its constructor only stores and checks options, so its `repr` builds it again and one
+object can describe many workers. `bind(context)` returns the copy that one worker uses; whatever that copy
+learns is listed in `STATE` and travels through `state_dict`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import typing
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, TypeVar
+
+from .errors import UserError
+
+if typing.TYPE_CHECKING:
+    from .context import Context
+
+Self = TypeVar("Self", bound="Method")
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+) -> Any:
+    """A field of a method: its default, one line of help, and the range that `Method` enforces."""
+    limits = {"help": help, "least": least, "above": above, "most": most, "below": below, "choices": choices}
+    if isinstance(default, (list, dict, set)):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=limits)
+    return dataclasses.field(default=default, metadata=limits)
+
+
+@dataclasses.dataclass
+class Plain(ABC):
+    """A dataclass whose options are checked on construction; the base of methods, data sets and models."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _checked(type(self).__name__, field, hints.get(field.name, Any), getattr(self, field.name))
+            setattr(self, field.name, value)
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
+        """Refuse combinations of options that make no sense, with a `UserError` that says the fix."""
+
+    def options(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass
+class Method(Plain):
+    """A choice on an axis. Final here: binding and state. A method fills `start`."""
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+    paper: ClassVar[str] = ""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make the state of a fresh worker; `self.context` is set."""
+
+    def bind(self: Self, context: Context) -> Self:
+        """The copy of this method that one worker owns."""
+        bound = copy.copy(self)
+        bound.context = context  # type: ignore[attr-defined]
+        bound.start()
+        return bound
+
+    def state_dict(self) -> dict[str, Any]:
+        import torch
+
+        values = {name: getattr(self, name) for name in self.STATE}
+        return {k: v.detach().clone() if isinstance(v, torch.Tensor) else copy.deepcopy(v) for k, v in values.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if set(state) != set(self.STATE):
+            raise UserError(
+                f"{type(self).__name__} keeps {sorted(self.STATE)} but the checkpoint has {sorted(state)}: "
+                "it was written by another version or another method"
+            )
+        for name, value in state.items():
+            setattr(self, name, copy.deepcopy(value))
+
+
+def _checked(owner: str, field: dataclasses.Field, hint: Any, value: Any) -> Any:
+    """The value as its type hint wants it, or a UserError that names the option and what it takes."""
+    where = f"{owner}({field.name}={value!r})"
+    value = _coerced(where, hint, value)
+    limits = field.metadata
+    for number in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        if math.isnan(number):
+            raise UserError(f"{where}: not a number")
+        for key, fine, words in (
+            ("least", lambda a, b: a >= b, "at least"),
+            ("above", lambda a, b: a > b, "above"),
+            ("most", lambda a, b: a <= b, "at most"),
+            ("below", lambda a, b: a < b, "below"),
+        ):
+            limit = limits.get(key)
+            if limit is not None and not fine(number, limit):
+                raise UserError(f"{where}: {field.name} must be {words} {limit}")
+    choices = limits.get("choices")
+    if choices is not None and value not in choices:
+        from .errors import did_you_mean
+
+        raise UserError(f"{where}: {did_you_mean(str(value), [str(c) for c in choices])}")
+    return value
+
+
+def _coerced(where: str, hint: Any, value: Any) -> Any:
+    """Accept an int where a float is wanted and a list where a tuple is; refuse other types."""
+    import types
+
+    if hint is Any or isinstance(hint, str):
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for arm in sorted(args, key=lambda a: a is float):
+            try:
+                return _coerced(where, arm, value)
+            except UserError:
+                continue
+        raise UserError(f"{where}: takes {hint}")
+    if hint is type(None):
+        if value is None:
+            return None
+    elif origin in (list, tuple):
+        if isinstance(value, (list, tuple)):
+            arm = args[0] if args else Any
+            return origin(_coerced(where, arm, item) for item in value)
+    elif origin is dict:
+        if isinstance(value, dict):
+            return value
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+    else:
+        return value
+    raise UserError(f"{where}: takes {getattr(hint, '__name__', hint)}, not {type(value).__name__}")

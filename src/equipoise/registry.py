@@ -1,0 +1,90 @@
+"""Names on the command line, and the class behind each. Python users pass objects and need none of this.
+
+One line a method. This file imports nothing, so that `equipoise list` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+AXES = ("partition", "order", "batch", "period", "topology", "sync", "data", "model")
+
+
+class Entry(NamedTuple):
+    axis: str
+    name: str
+    target: str  # "module:Class" below the package
+    summary: str
+
+
+_TABLE = """
+partition | iid            | partition.iid:IID                       | a random, equal share for every worker
+partition | contiguous     | partition.contiguous:Contiguous         | equal slices of the data as it lies
+partition | sorted         | partition.sorted:Sorted                 | sorted by label, X % shuffled, cut into equal slices
+partition | shards         | partition.shards:Shards                 | sorted by label, cut into shards, a few dealt to each worker
+partition | dirichlet      | partition.dirichlet:Dirichlet           | each class spread over workers by Dirichlet(alpha); small alpha is more skewed
+partition | from-file      | partition.from_file:FromFile            | the blocks of a partition file
+order     | sequential     | order.sequential:Sequential             | as the examples lie, every epoch
+order     | reshuffle      | order.reshuffle:Reshuffle               | a fresh random order every epoch
+order     | shuffle-once   | order.shuffle_once:ShuffleOnce          | one random order, kept
+order     | flip-flop      | order.flip_flop:FlipFlop                | a random order, then the same one backwards
+batch     | fixed          | batch.fixed:Fixed                       | one size, or one per worker
+period    | every          | period.every:Every                      | a round every H optimizer steps
+topology  | complete       | topology.complete:Complete              | everybody talks to everybody
+topology  | ring           | topology.ring:Ring                      | two neighbours on a circle
+sync      | none           | sync.none:NoSync                        | no communication: workers train alone
+sync      | all-reduce     | sync.all_reduce:AllReduce               | gradients averaged at every step (data parallel)
+sync      | periodic-average | sync.periodic_average:PeriodicAverage | parameters averaged every H steps (Local SGD)
+data      | digits         | data.digits:Digits                      | 1,797 handwritten digits, 8 x 8, bundled with scikit-learn
+data      | fashion-mnist  | data.fashion_mnist:FashionMNIST         | idx files, plain or gzip, in --data.dir
+data      | cifar10        | data.cifar10:CIFAR10                    | npz with JPEG images, or the cifar-10-batches-py folder, in --data.dir
+data      | text           | data.text:Text                          | words of plain text files, for language models
+data      | tsv            | data.tsv:TSV                            | sentences and labels, tab-separated with a header (SST-2 style)
+data      | synthetic      | data.synthetic:Synthetic                | made-up regression or classification
+model     | logistic       | models.logistic:Logistic                | one linear layer
+model     | mlp            | models.mlp:MLP                          | fully connected layers with ReLU
+model     | lenet          | models.lenet:LeNet                      | two convolutions, three linear layers
+model     | resnet         | models.resnet:ResNet                    | small residual network with BatchNorm
+model     | lstm           | models.lstm:LSTM                        | embedding, LSTM, tied output
+model     | transformer    | models.transformer:Transformer          | small causal transformer
+"""
+
+
+def _entries() -> dict[tuple[str, str], Entry]:
+    rows = [[cell.strip() for cell in line.split("|")] for line in _TABLE.strip().splitlines()]
+    return {(row[0], row[1]): Entry(*row) for row in rows}
+
+
+_ENTRIES = _entries()
+
+
+def names(axis: str) -> list[str]:
+    """The names known on an axis, in the order of the table."""
+    return [entry.name for entry in _ENTRIES.values() if entry.axis == axis]
+
+
+def entries(axis: str | None = None) -> list[Entry]:
+    return [entry for entry in _ENTRIES.values() if axis in (None, entry.axis)]
+
+
+def get(axis: str, name: str) -> type:
+    """The class behind a name; an unknown name is refused with the nearest known one."""
+    import importlib
+
+    from .errors import UserError, did_you_mean
+
+    entry = _ENTRIES.get((axis, name.replace("_", "-")))
+    if entry is None:
+        raise UserError(f"unknown {axis} {name!r}: {did_you_mean(name, names(axis))}")
+    module, cls = entry.target.split(":")
+    return getattr(importlib.import_module(f"equipoise.{module}"), cls)
+
+
+def name_of(method: Any) -> str:
+    """The registered name of an object, or its class name."""
+    cls = type(method)
+    target = f"{cls.__module__.removeprefix('equipoise.')}:{cls.__name__}"
+    for entry in _ENTRIES.values():
+        if entry.target == target:
+            return entry.name
+    return cls.__name__
