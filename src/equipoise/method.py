@@ -14,10 +14,8 @@ import typing
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
+from .context import Context
 from .errors import UserError
-
-if typing.TYPE_CHECKING:
-    from .context import Context
 
 Self = TypeVar("Self", bound="Method")
 
@@ -62,7 +60,7 @@ class Method(Plain):
     """A choice on an axis. Final here: binding and state. A method fills `start`."""
 
     STATE: ClassVar[tuple[str, ...]] = ()
-    paper: ClassVar[str] = ""
+    context: ClassVar[Context]  # set by `bind`; a ClassVar only so that it is not an option
 
     @abstractmethod
     def start(self) -> None:
@@ -71,7 +69,7 @@ class Method(Plain):
     def bind(self: Self, context: Context) -> Self:
         """The copy of this method that one worker owns."""
         bound = copy.copy(self)
-        bound.context = context  # type: ignore[attr-defined]
+        bound.context = context  # type: ignore[misc]
         bound.start()
         return bound
 

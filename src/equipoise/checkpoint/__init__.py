@@ -1,0 +1,1 @@
+"""Stop anywhere, resume, get the same bits."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..errors import DataError
 from ..method import Plain
 
 
@@ -33,6 +34,30 @@ class Arrays(Dataset):
         """The examples at `indices` as one batch: one gather a tensor."""
         index = torch.from_numpy(np.ascontiguousarray(indices))
         return self.x[index], self.y[index]
+
+
+def examples(x: np.ndarray, y: np.ndarray, source: str, limit: int | None = None) -> Arrays:
+    """The first `limit` of the arrays as `Arrays`; none at all, or one that is not finite, is a `DataError`.
+
+    `source` names the file, for the message. Checked here, because one NaN among the inputs would show up
+    only as a loss that is NaN on one worker, many steps later.
+    """
+    x, y = x[:limit], y[:limit]
+    if len(x) == 0:
+        raise DataError(f"{source}: no examples: check the file and the sizes asked for")
+    for part, values in (("input", x), ("target", y)):
+        if not np.issubdtype(values.dtype, np.floating):
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            clean = np.isfinite(values.sum(dtype=np.float64))  # no mask as large as the data when all is well
+        if not clean:
+            bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
+            if len(bad):
+                raise DataError(
+                    f"{source}: the {part} of example {bad[0]} (counted from 0) holds NaN or infinity: "
+                    "mend or remove that example"
+                )
+    return Arrays(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y)))
 
 
 @dataclass

@@ -1,0 +1,3 @@
+"""Starting workers."""
+
+from .start import launch as launch

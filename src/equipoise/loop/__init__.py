@@ -1,0 +1,1 @@
+"""The loop: for Equipoise's own (`train`) and for a user's (`attach`, `Sampler`)."""

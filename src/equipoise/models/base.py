@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
 from ..data.base import Loaded
+from ..errors import UserError
 from ..method import Plain
+
+Kind = Literal["image", "vector", "tokens"]
+
+FITTING: dict[Kind, str] = {
+    "image": "logistic, mlp, lenet or resnet",
+    "vector": "logistic or mlp",
+    "tokens": "lstm or transformer",
+}
+
+LEAST_SIDE = 8  # pixels; two halvings must leave something to convolve
+
+
+def kind_of(data: Loaded) -> Kind:
+    """What one input is; an image too small for convolutions counts as a vector."""
+    if data.tokens is not None:
+        return "tokens"
+    return "image" if len(data.shape) == 3 and min(data.shape[1:]) >= LEAST_SIDE else "vector"
 
 
 @dataclass
@@ -17,4 +36,23 @@ class Model(Plain):
 
     @abstractmethod
     def build(self, data: Loaded) -> nn.Module:
-        """The module for this data, initialised from torch's global generator; `UserError` where the two do not fit."""
+        """The module for this data, initialised from torch's global generator; `UserError` for a misfit."""
+
+    def require(self, data: Loaded, *kinds: Kind) -> None:
+        """Refuse data of another kind and name the models that fit it."""
+        kind = kind_of(data)
+        if kind in kinds:
+            return
+        from ..registry import name_of
+
+        takes = {
+            "image": f"images of at least {LEAST_SIDE} x {LEAST_SIDE} pixels",
+            "vector": "plain numbers",
+            "tokens": "words",
+        }[kinds[0]]
+        found = "words" if kind == "tokens" else f"inputs of shape {data.shape}"
+        bags = kind == "tokens" and data.task == "classify" and "vector" in kinds
+        bag = ", or --data.features bag where the data is tsv" if bags else ""
+        raise UserError(
+            f"{name_of(self)} takes {takes}, but the data has {found}: use --model {FITTING[kind]}{bag}"
+        )

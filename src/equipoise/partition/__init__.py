@@ -1,0 +1,10 @@
+"""Which examples does a worker own?"""
+
+from .base import Partition as Partition
+from .base import View as View
+from .contiguous import Contiguous as Contiguous
+from .dirichlet import Dirichlet as Dirichlet
+from .from_file import FromFile as FromFile
+from .iid import IID as IID
+from .shards import Shards as Shards
+from .sorted import Sorted as Sorted

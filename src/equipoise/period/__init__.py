@@ -1,0 +1,4 @@
+"""When do workers talk?"""
+
+from .base import Period as Period
+from .every import Every as Every

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import UserError
+from ..method import option
+from .base import Batch
+
+
+@dataclass
+class Fixed(Batch):
+    """One size for all workers, or a list with one size each (large for fast workers, small for slow ones)."""
+
+    size: int | list[int] = option(32, help="examples per step and worker: a number, or one per worker", least=1)
+
+    def start(self) -> None:
+        if isinstance(self.size, list) and len(self.size) != self.context.size:
+            raise UserError(
+                f"batch.size lists {len(self.size)} sizes for {self.context.size} workers: give one number, or one per worker"
+            )
+
+    def sizes(self) -> list[int]:
+        return self.size if isinstance(self.size, list) else [self.size] * self.context.size
+
+    def observe(self, vectors: torch.Tensor) -> None: ...

@@ -1,0 +1,118 @@
+"""How workers reach each other. Two implementations, one contract; no algorithm knows which one it runs on.
+
+All tensors of one call have the same shape and dtype on every worker. Calls are collective and in the same order on
+every worker, except `exchange` (the workers named in it) and `counter` (whoever likes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
+
+
+class Pending(ABC):
+    """An exchange under way."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when everything sent has left and everything expected has arrived."""
+
+
+class Comm(ABC):
+    """What a worker calls. Final here: counting. An implementation fills the methods with a leading underscore."""
+
+    rank: int
+    size: int
+    virtual: bool
+    step: int = 0  # of the loop, for error messages
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+        self.ledger = Ledger()
+
+    # -- what algorithms call -------------------------------------------------------------------------------------
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over workers, in place."""
+        self.ledger.record(*mean_cost(tensor.numel(), tensor.element_size(), self.rank, self.size))
+        if self.size > 1:
+            self._sum(tensor)
+        return tensor
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The mean over workers, in place."""
+        return self.sum(tensor).div_(self.size)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Everybody's tensor, stacked by rank."""
+        self.ledger.record(*gather_cost(tensor.numel(), tensor.element_size(), self.size))
+        return self._gather(tensor) if self.size > 1 else tensor.detach().clone().unsqueeze(0)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """The source's tensor, in place."""
+        self.ledger.record(*broadcast_cost(tensor.numel(), tensor.element_size(), self.rank, source, self.size))
+        if self.size > 1:
+            self._broadcast(tensor, source)
+        return tensor
+
+    def exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
+        """Send `outgoing[peer]` to each peer and fill `incoming[peer]` from each; `wait()` on what it returns.
+
+        The tensors sent must not change and those received not be read before `wait()` returns.
+        """
+        self.ledger.record(len(outgoing), sum(t.numel() * t.element_size() for t in outgoing.values()))
+        return self._exchange(outgoing, incoming)
+
+    @abstractmethod
+    def counter(self, name: str, add: int) -> int:
+        """Add to a counter that all workers share; the value after adding."""
+
+    @abstractmethod
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Everybody's small picklable value, by rank: for set-up and checkpoints, never counted."""
+
+    @abstractmethod
+    def computed(self, examples: int) -> None:
+        """Tell the simulated clock that this worker has worked through so many examples."""
+
+    @property
+    @abstractmethod
+    def now(self) -> float:
+        """Simulated seconds of this worker; 0 where time is real."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave; no call after this."""
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Set-up, evaluation and checkpoints: neither the ledger nor the simulated clock moves."""
+        before, self.ledger.counting = self.ledger.counting, False
+        try:
+            yield
+        finally:
+            self.ledger.counting = before
+
+    # -- what an implementation fills -----------------------------------------------------------------------------
+    @abstractmethod
+    def _sum(self, tensor: torch.Tensor) -> None: ...
+
+    @abstractmethod
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None: ...
+
+    @abstractmethod
+    def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending: ...
+
+
+def barrier(comm: Comm) -> None:
+    """Nobody passes before everybody has come."""
+    with comm.uncounted():
+        comm.sum(torch.zeros(1))

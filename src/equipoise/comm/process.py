@@ -1,0 +1,155 @@
+"""Workers as processes on torch.distributed: gloo on CPU, nccl on GPU, under torchrun or the local launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import PeerLost, UserError
+from .base import Comm, Pending
+from .heartbeat import Heartbeat
+
+_BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
+
+
+class ProcessComm(Comm):
+    """One process. `deterministic` sums in rank order, bit for bit as virtual workers do, for the same bytes."""
+
+    virtual = False
+
+    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None):
+        super().__init__(dist.get_rank(), dist.get_world_size())
+        self.deterministic = deterministic
+        self.timeout = timeout
+        self._heartbeat = Heartbeat(store.clone(), self.rank, self.size) if store is not None else None
+
+    @classmethod
+    def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
+        """Join the group that torchrun's environment describes, unless the program has joined one already."""
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            while hasattr(store, "underlying_store"):
+                store = store.underlying_store
+            return cls(timeout=timeout, deterministic=deterministic, store=store if hasattr(store, "clone") else None)
+        try:
+            store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
+        except Exception as error:
+            host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+            raise UserError(
+                f"cannot meet the other workers at {host}:{port}: {str(error).splitlines()[0]}. If the port is in use, "
+                "give torchrun another --master-port (or --standalone, which finds a free one)"
+            ) from error
+        return cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+
+    @classmethod
+    def join(cls, store: Any, rank: int, size: int, *, timeout: float, deterministic: bool) -> ProcessComm:
+        """Join a group through a store that all workers reach."""
+        backend = "gloo"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+            backend = "cpu:gloo,cuda:nccl"
+        limit = datetime.timedelta(seconds=timeout)
+        prefixed = dist.PrefixStore("equipoise", store)
+        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
+        return cls(timeout=timeout, deterministic=deterministic, store=store)
+
+    @property
+    def now(self) -> float:
+        return 0.0
+
+    def computed(self, examples: int) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.step = self.step
+
+    @contextlib.contextmanager
+    def _guard(self, call: str) -> Iterator[None]:
+        """Turn a failed call into an error that names the worker which is missing."""
+        if self._heartbeat is not None:
+            self._heartbeat.calls += 1
+            self._heartbeat.step = self.step
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._diagnosis(call, error) from error
+
+    def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
+        found = self._heartbeat.missing() if self._heartbeat is not None else None
+        if found is None:
+            reason = str(error).splitlines()[0]
+            return PeerLost(f"worker {self.rank} lost the others in {call} at step {self.step}: {reason}")
+        rank, step, what = found
+        waited = f"worker {self.rank} gave up waiting for it in {call} at step {self.step} (timeout {self.timeout:g} s)"
+        return PeerLost(f"worker {rank} {what}, last seen at step {step}; {waited}", rank, step)
+
+    def _sum(self, tensor: torch.Tensor) -> None:
+        with self._guard("sum"), torch.no_grad():
+            if not self.deterministic:
+                dist.all_reduce(tensor)
+                return
+            for block in tensor.split(_BLOCK):
+                self._sum_in_rank_order(block)
+
+    def _sum_in_rank_order(self, block: torch.Tensor) -> None:
+        """Every worker sums one chunk over the ranks in order, then everybody collects the chunks."""
+        sizes = [block.numel() // self.size + (r < block.numel() % self.size) for r in range(self.size)]
+        mine = sizes[self.rank]
+        parts = block.new_empty(mine * self.size)
+        dist.all_to_all_single(parts, block, [mine] * self.size, sizes)
+        rows = parts.view(self.size, mine)
+        total = rows[0].clone()
+        for row in rows[1:]:
+            total += row
+        dist.all_to_all_single(block, total.repeat(self.size), sizes, [mine] * self.size)
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        out = tensor.new_empty((self.size, *tensor.shape))
+        with self._guard("gather"):
+            dist.all_gather(list(out.unbind(0)), tensor.detach().contiguous())
+        return out
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        with self._guard("broadcast"), torch.no_grad():
+            dist.broadcast(tensor, source)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        if self.size == 1:
+            return [value]
+        with self._guard("gather_objects"):
+            dist.all_gather_object(values, value)
+        return values
+
+    def counter(self, name: str, add: int) -> int:
+        with self._guard("counter"):
+            assert self._heartbeat is not None, "a counter needs the store of the process group"
+            return self._heartbeat.store.add(f"equipoise/counter/{name}", add)
+
+    def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
+        operations = [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in sorted(incoming.items())]
+        operations += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sorted(outgoing.items())]
+        with self._guard("exchange"):
+            works = dist.batch_isend_irecv(operations) if operations else []
+        return _Works(self, works)
+
+    def close(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Works(Pending):
+    def __init__(self, comm: ProcessComm, works: list[Any]):
+        self.comm, self.works = comm, works
+
+    def wait(self) -> None:
+        # gloo gives one Work per operation and nccl one for all: wait on every element.
+        with self.comm._guard("exchange"):
+            for work in self.works:
+                work.wait()

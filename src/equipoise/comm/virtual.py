@@ -1,0 +1,284 @@
+"""N workers inside one process: threads that run one at a time and hand over only inside comm calls.
+
+The next worker is always the one with the least simulated time (then the lowest rank), so a run is a function of its
+inputs, and whatever order a cluster of unequal workers would produce is the order that happens here. Sums are taken in
+rank order. Each worker has its own random streams: the global generators are swapped at hand-over.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import PeerLost, WorkerError
+from .base import Comm, Pending
+from .network import Cluster
+
+
+def rng_state() -> tuple[Any, ...]:
+    """The global generators: torch's, Python's, numpy's."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def set_rng_state(state: tuple[Any, ...]) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+
+
+def seed_worker(seed: int, rank: int) -> None:
+    """Give the global generators a stream of this worker's own."""
+    numbers = np.random.SeedSequence([seed, rank]).generate_state(3)
+    torch.manual_seed(int(numbers[0]))
+    random.seed(int(numbers[1]))
+    np.random.seed(int(numbers[2]))
+
+
+class _Abort(BaseException):
+    """Unwinds a worker after another one failed."""
+
+
+class _Worker:
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.baton = threading.Lock()
+        self.baton.acquire()
+        self.now = 0.0
+        self.ready = True
+        self.done = False
+        self.waits_for = ""  # words for the diagnosis of a deadlock
+        self.wanted: set[int] = set()  # sources of messages it cannot go on without
+        self.rng: tuple[Any, ...] | None = None
+        self.result: Any = None
+        self.step = 0
+
+
+class World:
+    """The scheduler of virtual workers."""
+
+    def __init__(self, size: int, cluster: Cluster | None = None):
+        self.cluster = cluster or Cluster.uniform(size)
+        assert self.cluster.size == size
+        self.size = size
+        self.workers = [_Worker(rank) for rank in range(size)]
+        self.arrived: dict[int, Any] = {}
+        self.meeting = ""
+        self.mail: dict[tuple[int, int], deque[tuple[torch.Tensor, float]]] = {}
+        self.link_free: dict[tuple[int, int], float] = {}
+        self.counters: dict[str, int] = {}
+        self.failure: tuple[int, BaseException] | None = None
+        self.over = threading.Event()
+
+    def run(self, function: Callable[[Comm], Any], *, threads: int = 1) -> list[Any]:
+        """`function(comm)` on every worker; their results by rank. The first failure ends all and is raised here."""
+        before, own = torch.get_num_threads(), rng_state()
+        torch.set_num_threads(threads)
+        pool = [
+            threading.Thread(target=self._main, args=(w, function), name=f"worker-{w.rank}", daemon=True)
+            for w in self.workers
+        ]
+        try:
+            for thread in pool:
+                thread.start()
+            self.workers[0].baton.release()
+            while not self.over.wait(0.5):  # wakes so that signals reach Python
+                pass
+            for thread in pool:
+                thread.join()
+        finally:
+            torch.set_num_threads(before)
+            set_rng_state(own)
+        if self.failure is not None:
+            rank, error = self.failure
+            if isinstance(error, WorkerError) and error.rank is None:
+                error.rank, error.step = rank, self.workers[rank].step
+            error.equipoise_rank = rank  # type: ignore[attr-defined]
+            error.equipoise_step = self.workers[rank].step  # type: ignore[attr-defined]
+            raise error
+        return [w.result for w in self.workers]
+
+    def _main(self, worker: _Worker, function: Callable[[Comm], Any]) -> None:
+        worker.baton.acquire()
+        try:
+            if self.failure is None:
+                if worker.rng is not None:
+                    set_rng_state(worker.rng)
+                worker.result = function(VirtualComm(self, worker))
+        except _Abort:
+            pass
+        except BaseException as error:
+            if self.failure is None:
+                self.failure = (worker.rank, error)
+        worker.done, worker.ready = True, False
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Hand the baton to the next worker; on failure to each in turn, so that it unwinds."""
+        alive = [w for w in self.workers if not w.done]
+        if not alive:
+            self.over.set()
+            return
+        ready = [w for w in alive if w.ready]
+        if not ready and self.failure is None:
+            self.failure = (alive[0].rank, PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step))
+        following = alive[0] if self.failure is not None else min(ready, key=lambda w: (w.now, w.rank))
+        following.baton.release()
+
+    def _deadlock(self, alive: list[_Worker]) -> str:
+        waits = "; ".join(f"worker {w.rank} waits {w.waits_for} at step {w.step}" for w in alive[:4])
+        done = [w.rank for w in self.workers if w.done]
+        ended = f"; already ended: {done}" if done else ""
+        return f"the workers wait for each other for ever: {waits}{ended}"
+
+    def switch(self, worker: _Worker) -> None:
+        """Let another worker run; return when it is this one's turn again."""
+        ready = [w for w in self.workers if w.ready]
+        if self.failure is None and ready and min(ready, key=lambda w: (w.now, w.rank)) is worker:
+            return
+        worker.rng = rng_state()
+        self._pass_on()
+        worker.baton.acquire()
+        if self.failure is not None:
+            raise _Abort
+        set_rng_state(worker.rng)
+
+
+class VirtualComm(Comm):
+    """One virtual worker's view of the world."""
+
+    virtual = True
+
+    def __init__(self, world: World, worker: _Worker):
+        super().__init__(worker.rank, world.size)
+        self._world, self._worker = world, worker
+
+    @property
+    def now(self) -> float:
+        return self._worker.now
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self._worker.now = value
+
+    def computed(self, examples: int) -> None:
+        self._worker.now += self._world.cluster.compute(self.rank, examples)
+
+    def _meet(self, kind: str, payload: Any, combine: Callable[[list[Any]], list[Any]], seconds: float) -> Any:
+        """Wait for everybody; the last to come combines. The meeting ends `seconds` after the last arrival."""
+        world, me = self._world, self._worker
+        me.step = self.step
+        if world.arrived and world.meeting != kind:
+            raise WorkerError(
+                f"worker {self.rank} calls {kind} while the others are in {world.meeting}: all workers must make the "
+                "same calls in the same order",
+                self.rank,
+                self.step,
+            )
+        world.meeting = kind
+        world.arrived[self.rank] = payload
+        if len(world.arrived) == self.size:
+            parts = [world.arrived[rank] for rank in range(self.size)]
+            world.arrived = {}
+            end = max(w.now for w in world.workers) + seconds
+            for w, result in zip(world.workers, combine(parts), strict=True):
+                w.result, w.ready = result, True
+                if self.ledger.counting:
+                    w.now = end
+        else:
+            me.ready, me.waits_for = False, f"in {kind}"
+        world.switch(me)
+        return me.result
+
+    @torch.no_grad()
+    def _sum(self, tensor: torch.Tensor) -> None:
+        def combine(parts: list[torch.Tensor]) -> list[None]:
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+            for part in parts:
+                part.copy_(total)
+            return [None] * len(parts)
+
+        self._meet("sum", tensor, combine, self._world.cluster.mean(tensor.numel() * tensor.element_size()))
+
+    @torch.no_grad()
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        def combine(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [torch.stack(parts) for _ in parts]
+
+        return self._meet("gather", tensor, combine, self._world.cluster.gather(tensor.numel() * tensor.element_size()))
+
+    @torch.no_grad()
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        def combine(parts: list[torch.Tensor]) -> list[None]:
+            for rank, part in enumerate(parts):
+                if rank != source:
+                    part.copy_(parts[source])
+            return [None] * len(parts)
+
+        seconds = self._world.cluster.broadcast(source, tensor.numel() * tensor.element_size())
+        self._meet(f"broadcast from {source}", tensor, combine, seconds)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        with self.uncounted():
+            return self._meet("gather_objects", value, lambda parts: [list(parts) for _ in parts], 0.0)
+
+    def counter(self, name: str, add: int) -> int:
+        self._worker.step = self.step
+        self._world.switch(self._worker)
+        self._world.counters[name] = self._world.counters.get(name, 0) + add
+        return self._world.counters[name]
+
+    @torch.no_grad()
+    def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
+        world, copies = self._world, {}
+        self._worker.step = self.step
+        for peer, tensor in outgoing.items():
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.clone()
+            arrival = self.now
+            if self.ledger.counting:
+                seconds = world.cluster.message(self.rank, peer, tensor.numel() * tensor.element_size())
+                arrival = max(self.now, world.link_free.get((self.rank, peer), 0.0)) + seconds
+                world.link_free[self.rank, peer] = arrival
+            world.mail.setdefault((self.rank, peer), deque()).append((copies[id(tensor)], arrival))
+            target = world.workers[peer]
+            if self.rank in target.wanted:
+                target.wanted.discard(self.rank)
+                target.ready = not target.wanted
+        return _Receiving(self, incoming)
+
+    def close(self) -> None:
+        pass
+
+
+class _Receiving(Pending):
+    def __init__(self, comm: VirtualComm, incoming: Mapping[int, torch.Tensor]):
+        self.comm, self.incoming = comm, incoming
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        comm, world, me = self.comm, self.comm._world, self.comm._worker
+        me.wanted = {peer for peer in self.incoming if not world.mail.get((peer, comm.rank))}
+        if me.wanted:
+            me.ready = False
+            me.waits_for = f"for a message from {sorted(me.wanted)}"
+        world.switch(me)
+        for peer, tensor in self.incoming.items():
+            message, arrival = world.mail[peer, comm.rank].popleft()
+            if message.shape != tensor.shape or message.dtype != tensor.dtype:
+                raise WorkerError(
+                    f"worker {comm.rank} expected {tuple(tensor.shape)} {tensor.dtype} from worker {peer} and got "
+                    f"{tuple(message.shape)} {message.dtype}: all workers must build the same model",
+                    comm.rank,
+                    comm.step,
+                )
+            tensor.copy_(message)
+            if comm.ledger.counting:
+                me.now = max(me.now, arrival)

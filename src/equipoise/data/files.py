@@ -1,0 +1,73 @@
+"""What the loaders share: files read with errors that name them, words counted, pixels scaled."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError
+
+
+def given(value: str, who: str, option: str, hint: str) -> Path:
+    """The path that the user gave as `--data.<option>`; an empty one is refused with the hint."""
+    if not value:
+        raise DataError(f"{who} needs files of yours: pass --data.{option} ({hint}); nothing is downloaded")
+    # A shell leaves the ~ of `--data.dir=~/x` alone, and so does a recipe.
+    return Path(value).expanduser()
+
+
+def folder(value: str, who: str, hint: str) -> Path:
+    """The folder that the user gave as `--data.dir`."""
+    path = given(value, who, "dir", hint)
+    if not path.is_dir():
+        raise DataError(f"{path}: not a folder: pass the one with the files of {who} as --data.dir")
+    return path
+
+
+def read_bytes(path: Path, option: str) -> bytes:
+    """The whole file, unpacked if it is gzip: told by its first bytes, since names lie."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file: check --data.{option}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): check --data.{option}") from None
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}): fetch it again") from None
+
+
+def read_text(path: Path, option: str) -> str:
+    """The file as UTF-8, without a byte order mark."""
+    try:
+        return read_bytes(path, option).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}): convert it to UTF-8") from None
+
+
+def ranked(counts: Counter[str], room: int | None, least: int = 1) -> list[str]:
+    """The words seen at least `least` times, the most frequent first, equals by alphabet; at most `room`."""
+    words = (word for word, count in counts.items() if count >= least)
+    return sorted(words, key=lambda word: (-counts[word], word))[:room]
+
+
+def held_out(n: int) -> int:
+    """How many of `n` examples, taken from the end, are the test part where the user gave no test file."""
+    return max(1, n // 10)
+
+
+def normalised(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+    """Bytes [N, C, H, W] to float32, each channel shifted and scaled."""
+    x = pixels.astype(np.float32)
+    # In place: CIFAR-10 is 0.6 GB as float32, and every temporary would be as large again.
+    x /= 255
+    x -= np.array(mean, np.float32)[:, None, None]
+    x /= np.array(std, np.float32)[:, None, None]
+    return x

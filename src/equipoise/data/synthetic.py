@@ -1,0 +1,50 @@
+"""Made-up data of any size: a Gaussian mixture to classify, or a linear teacher to regress on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..method import option
+from .base import Data, Loaded, examples
+
+
+@dataclass
+class Synthetic(Data):
+    """Inputs [features] float32, drawn from the seed alone.
+
+    "classify": class means on the unit sphere, examples around them with deviation `noise`, classes equally
+    frequent. "regress": inputs N(0, 1), target [1] float32: inputs times a unit vector plus N(0, noise^2), so
+    that noise^2 is the least mean squared error there is.
+    """
+
+    kind: str = option("classify", help="the task", choices=("classify", "regress"))
+    examples: int = option(2000, help="examples, both parts together", least=2)
+    features: int = option(20, help="numbers in an input", least=1)
+    classes: int = option(4, help="classes, where the task has any", least=2)
+    noise: float = option(0.5, help="standard deviation of the noise", least=0, most=1e6)
+    test: float = option(0.2, help="share of the examples that is the test part", above=0, below=1)
+    seed: int = option(0, help="seed of everything drawn", least=0)
+
+    def load(self) -> Loaded:
+        rng = np.random.default_rng(self.seed)
+        classify = self.kind == "classify"
+        directions = rng.standard_normal((self.classes if classify else 1, self.features))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        if classify:
+            y = rng.permutation(self.examples) % self.classes
+            x = directions[y] + self.noise * rng.standard_normal((self.examples, self.features))
+        else:
+            x = rng.standard_normal((self.examples, self.features))
+            y = (x @ directions.T + self.noise * rng.standard_normal((self.examples, 1))).astype(np.float32)
+        x = x.astype(np.float32)
+        # Drawn independently, so the end of it is as good a test part as any.
+        cut = min(self.examples - 1, max(1, round(self.examples * (1 - self.test))))
+        return Loaded(
+            train=examples(x[:cut], y[:cut], "synthetic"),
+            test=examples(x[cut:], y[cut:], "synthetic"),
+            task="classify" if classify else "regress",
+            outputs=self.classes if classify else 1,
+            shape=(self.features,),
+        )

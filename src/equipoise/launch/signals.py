@@ -1,0 +1,34 @@
+"""Ctrl-C and SIGTERM ask for a checkpoint and an orderly end; a second Ctrl-C ends at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ..loop.job import Stop
+
+CODES = {signal.SIGINT: 130, signal.SIGUSR1: 130, signal.SIGTERM: 143}
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: Stop, numbers: tuple[int, ...]) -> Iterator[None]:
+    """Turn signals into a request that all workers agree on at their next control point."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.code = CODES[signal.Signals(number)]
+        stop.set()
+
+    before = {n: signal.signal(n, handler) for n in numbers}
+    try:
+        yield
+    finally:
+        for n, old in before.items():
+            signal.signal(n, old)

@@ -1,0 +1,172 @@
+"""Evaluation of the three models that have names, and the result of a run.
+
+- `local`: each worker's own parameters, metrics averaged over workers;
+- `mean`: the average of all workers' parameters;
+- `centre`: the centre variable, where the method has one.
+
+Nothing here changes the training state: vectors are swapped in and back, buffers and generators are restored, and
+neither the ledger nor the simulated clock moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..comm.virtual import rng_state, set_rng_state
+from ..data.source import Source
+from ..vector import digest
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+_CHUNK = 512  # examples per forward pass
+
+
+def evaluate(worker: Worker, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Loss and metrics of the named models on the test data (the training data where there is none)."""
+    source = worker.job.test if worker.job.test is not None else worker.job.train
+    found = {}
+    with worker.comm.uncounted(), _undisturbed(worker):
+        for name in names:
+            vector = vector_of(worker, name)
+            if vector is None:
+                continue
+            with _parameters(worker, vector, name):
+                # Workers share the work on a model they all hold; each evaluates its own alone.
+                shared = name != "local"
+                indices = np.arange(len(source))[worker.comm.rank :: worker.comm.size] if shared else np.arange(len(source))
+                sums = _sums(worker, source, indices)
+                totals = worker.comm.gather(sums).sum(0)
+            count = float(totals[0])
+            found[name] = {"loss": float(totals[1]) / count}
+            if not torch.isnan(totals[2]):
+                found[name]["accuracy"] = float(totals[2] / totals[3])
+    return found
+
+
+def vector_of(worker: Worker, name: str) -> torch.Tensor | None:
+    """The parameters of a named model, as a vector of their own."""
+    if name == "local":
+        return worker.flat.gather().clone()
+    if name == "mean":
+        return worker.comm.mean(worker.flat.gather().clone())
+    centre = worker.sync.centre()
+    return None if centre is None else centre.clone()
+
+
+@contextlib.contextmanager
+def _undisturbed(worker: Worker) -> Iterator[None]:
+    rng, training = rng_state(), worker.model.training
+    worker.model.eval()
+    try:
+        yield
+    finally:
+        worker.model.train(training)
+        set_rng_state(rng)
+
+
+@contextlib.contextmanager
+def _parameters(worker: Worker, vector: torch.Tensor, name: str) -> Iterator[None]:
+    """The model with other parameters and, unless it is `local`, with the buffers that belong to them."""
+    flat, buffers = worker.flat, worker.buffers
+    saved = flat.gather().clone()
+    kept = [b.clone() for b in worker.model.buffers()]
+    try:
+        flat.x.copy_(vector)
+        flat.scatter()
+        if name != "local" and len(buffers):
+            buffers.scatter(worker.comm.mean(buffers.gather()))
+            if worker.job.buffers == "recompute":
+                _recompute(worker)
+        yield
+    finally:
+        flat.x.copy_(saved)
+        flat.scatter()
+        for b, k in zip(worker.model.buffers(), kept, strict=True):
+            b.copy_(k)
+
+
+def _recompute(worker: Worker) -> None:
+    """Re-estimate BatchNorm statistics: one pass over this worker's examples, averaged over workers."""
+    norms = [m for m in worker.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    momenta = [m.momentum for m in norms]
+    for m in norms:
+        m.reset_running_stats()
+        m.momentum = None  # a cumulative average
+        m.train()
+    with torch.no_grad():
+        for start in range(0, len(worker.position.block), _CHUNK):
+            inputs, _ = worker.job.train.batch(worker.position.block[start : start + _CHUNK])
+            worker.model(inputs.to(worker.job.device))
+    for m, momentum in zip(norms, momenta, strict=True):
+        m.momentum = momentum
+        m.eval()
+    worker.buffers.scatter(worker.comm.mean(worker.buffers.gather()))
+
+
+@torch.no_grad()
+def _sums(worker: Worker, source: Source, indices: np.ndarray) -> torch.Tensor:
+    """[examples, summed loss, right answers, answers] over `indices`."""
+    count, loss, right, answers = 0, 0.0, 0.0, 0
+    for start in range(0, len(indices), _CHUNK):
+        inputs, targets = source.batch(indices[start : start + _CHUNK])
+        inputs, targets = inputs.to(worker.job.device), targets.to(worker.job.device)
+        outputs = worker.model(inputs)
+        loss += float(worker.job.loss(outputs, targets)) * len(targets)
+        count += len(targets)
+        if not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
+            right += float((outputs.argmax(-1) == targets).sum())
+            answers += targets.numel()
+    return torch.tensor([count, loss, right if answers or not count else math.nan, answers], dtype=torch.float64)
+
+
+def consensus(worker: Worker) -> float:
+    """Root mean square over workers of the distance to the mean model."""
+    with worker.comm.uncounted():
+        x = worker.flat.gather()
+        mean = worker.comm.mean(x.clone())
+        square = (x.double() - mean.double()).pow_(2).sum().reshape(1)
+        return float(worker.comm.gather(square).mean().sqrt())
+
+
+def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """The result and the mean model: the same on every worker."""
+    clock, comm = worker.clock, worker.comm
+    models = {} if stopped else evaluate(worker, ("local", "mean", "centre"))
+    with comm.uncounted():
+        mean = vector_of(worker, "mean")
+    assert mean is not None
+    own = {
+        "worker": comm.rank,
+        "steps": clock.step,
+        "samples": clock.samples,
+        "rounds": clock.rounds,
+        "messages": comm.ledger.messages,
+        "bytes": comm.ledger.bytes,
+        "seconds": clock.seconds,
+        "simulated_seconds": comm.now if worker.job.described else None,
+    }
+    rows = comm.gather_objects(own)
+    result = {
+        "steps": max(r["steps"] for r in rows),
+        "samples": sum(r["samples"] for r in rows),
+        "epochs": sum(r["samples"] for r in rows) / len(worker.job.train),
+        "rounds": max(r["rounds"] for r in rows),
+        "messages": sum(r["messages"] for r in rows),
+        "bytes": sum(r["bytes"] for r in rows),
+        "seconds": max(r["seconds"] for r in rows),
+        "simulated_seconds": max(r["simulated_seconds"] for r in rows) if worker.job.described else None,
+        "models": models,
+        "consensus": consensus(worker),
+        "params_sha256": digest(mean),
+        "workers": rows,
+        "stopped": stopped,
+    }
+    worker.observer.finished(result)
+    return result, mean

@@ -1,0 +1,100 @@
+"""Everything that decides a run, as plain values: what `eq.train` and the command hand to each worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..batch.base import Batch
+from ..batch.fixed import Fixed
+from ..data.source import Source
+from ..errors import UserError
+from ..order.base import Order
+from ..order.reshuffle import Reshuffle
+from ..partition.base import Partition
+from ..partition.iid import IID
+from ..period.base import Period
+from ..period.every import Every
+from ..sync.all_reduce import AllReduce
+from ..sync.base import Sync
+
+BUFFER_POLICIES = ("local", "average", "recompute")
+
+
+@dataclass
+class Length:
+    """When a run ends: whichever comes first."""
+
+    epochs: float | None = None
+    steps: int | None = None
+    samples: int | None = None
+    budget: float | None = None  # seconds; simulated ones where a cluster is described
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not value > 0:
+                raise UserError(f"{name} = {value}: must be above zero")
+        if not any(value is not None for value in vars(self).values()):
+            raise UserError("say when the run ends: epochs, steps, samples or a budget in seconds")
+
+
+class Stop(threading.Event):
+    """Set by a signal handler; workers agree on it at their next control point. `code` is the exit code it asks for."""
+
+    code = 130
+
+
+@dataclass
+class Job:
+    model: Callable[[], nn.Module]
+    loss: Callable[[Any, Any], torch.Tensor]
+    train: Source
+    length: Length
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    test: Source | None = None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    partition: Partition = field(default_factory=IID)
+    order: Order = field(default_factory=Reshuffle)
+    batch: Batch = field(default_factory=Fixed)
+    period: Period = field(default_factory=Every)
+    sync: Sync = field(default_factory=AllReduce)
+    buffers: str = "local"
+    seed: int = 0
+    drop_last: bool = False
+    micro: int | None = None  # most examples per forward pass; larger batches are accumulated
+    clip: float | None = None
+    autocast: torch.dtype | None = None
+    nonfinite: str = "stop"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    folder: Path | None = None
+    resume: Path | None = None  # a checkpoint folder
+    checkpoint_every: int | None = None  # steps; None: at the end of each epoch
+    keep: int = 2
+    evaluate_every: int = 1  # epochs
+    log_every: int = 10
+    fingerprint: dict[str, Any] = field(default_factory=dict)  # the choices that a checkpoint must agree with
+    described: bool = False  # is simulated time that of a described cluster?
+    quiet: bool = True
+    tensorboard: bool = False
+    stop: Stop = field(default_factory=Stop)
+
+    def __post_init__(self) -> None:
+        if self.buffers not in BUFFER_POLICIES:
+            raise UserError(f"buffers = {self.buffers!r}: one of {', '.join(BUFFER_POLICIES)}")
+        if self.nonfinite not in ("stop", "skip"):
+            raise UserError(f"nonfinite = {self.nonfinite!r}: stop or skip")
+        for name in ("micro", "clip", "checkpoint_every", "keep", "log_every", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name} = {value}: must be above zero")
+        if self.sync.every_step and isinstance(self.period, Every) and self.period.steps != 1:
+            raise UserError(
+                f"{type(self.sync).__name__} communicates at every step, so a period of {self.period.steps} means nothing: "
+                "use periodic-average to communicate rarely"
+            )

@@ -1,0 +1,170 @@
+"""Partition, order and batch as one position in the data that can be saved, resumed and dealt out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..batch.base import Batch
+from ..batch.fixed import Fixed
+from ..context import Context
+from ..data.source import Source
+from ..errors import CheckpointError, UserError
+from ..order.base import Order
+from ..order.reshuffle import Reshuffle
+from ..partition.base import Partition
+from ..partition.iid import IID
+
+
+class Position:
+    """Where all workers are in this epoch. Every worker computes the same one, so all agree where the epoch ends.
+
+    A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: blocks
+    of unequal size end together, every example is visited once, and nobody runs dry before the end.
+    """
+
+    def __init__(self, context: Context, blocks: list[np.ndarray], order: Order, batch: Batch, drop_last: bool = False):
+        self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
+        self.blocks = blocks
+        self.block = blocks[context.rank]
+        if drop_last and self._steps([len(b) for b in blocks]) == 0:
+            raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
+        self.consumed = 0  # by all workers since the run began
+        self.positions: np.ndarray | None = None  # in this worker's block; None while left-overs of a resume are dealt
+        self.begin(0)
+
+    def begin(self, epoch: int) -> None:
+        """Start an epoch."""
+        self.positions = self.order.epoch(epoch)
+        assert len(self.positions) == len(self.block)
+        self.sequence = self.block[self.positions]
+        self.lengths = [len(b) for b in self.blocks]
+        self.taken = [0] * len(self.blocks)
+
+    def _steps(self, left: list[int]) -> int:
+        sizes = self.batch.sizes()
+        if self.drop_last:
+            return min(n // b for n, b in zip(left, sizes, strict=True))
+        return max(-(-n // b) for n, b in zip(left, sizes, strict=True))
+
+    @property
+    def steps_left(self) -> int:
+        """Steps to the end of this epoch, at the present batch sizes."""
+        return self._steps([n - t for n, t in zip(self.lengths, self.taken, strict=True)])
+
+    def take(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Indices of the next batch, and their places in this worker's block. Empty for a worker that ran dry."""
+        steps = self.steps_left
+        assert steps > 0, "the epoch is over"
+        start = self.taken[self.context.rank]
+        for rank, size in enumerate(self.batch.sizes()):
+            left = self.lengths[rank] - self.taken[rank]
+            count = min(size, left if self.drop_last else max(left - (steps - 1), min(left, 1)))
+            self.taken[rank] += count
+            self.consumed += count
+        stop = self.taken[self.context.rank]
+        places = self.positions[start:stop] if self.positions is not None else None
+        return self.sequence[start:stop], places
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "sequence": self.sequence.tolist(),
+            "learned": self.positions is not None,
+            "block": self.block.tolist(),
+            "lengths": list(self.lengths),
+            "taken": list(self.taken),
+            "consumed": self.consumed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["block"] != self.block.tolist():
+            raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
+        self.sequence = np.asarray(state["sequence"], dtype=np.int64)
+        self.lengths, self.taken = list(state["lengths"]), list(state["taken"])
+        self.consumed = state["consumed"]
+        self.positions = None
+        if state["learned"]:
+            place = {index: i for i, index in enumerate(state["block"])}
+            self.positions = np.asarray([place[index] for index in state["sequence"]], dtype=np.int64)
+
+    def deal_left_overs(self, states: list[dict[str, Any]]) -> None:
+        """Go on with an epoch that other workers began: what they left is dealt out in turn, each example once."""
+        left = [np.asarray(s["sequence"], dtype=np.int64)[s["taken"][r] :] for r, s in enumerate(states)]
+        longest = max(len(part) for part in left)
+        deck = [part[i] for i in range(longest) for part in left if i < len(part)]
+        size = len(self.blocks)
+        self.sequence = np.asarray(deck[self.context.rank :: size], dtype=np.int64)
+        self.lengths = [len(deck[rank::size]) for rank in range(size)]
+        self.taken = [0] * size
+        self.consumed = states[0]["consumed"]
+        self.positions = None
+
+
+class Sampler:
+    """`partition`, `order` and `batch` for a user's own `DataLoader(batch_sampler=...)`.
+
+    Every worker yields the same number of batches per epoch, so that collectives in the loop match. A worker whose
+    block is smaller than the number of steps repeats examples of its own instead of leaving the others waiting.
+    Iterating starts at the saved position, or at the next epoch once one is finished.
+
+    With `DataLoader(num_workers=k)` batches are drawn ahead of time: pass the number that your loop has finished in
+    this epoch to `state_dict(finished)`.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        partition: Partition | None = None,
+        order: Order | None = None,
+        batch: Batch | int = 32,
+        seed: int = 0,
+        drop_last: bool = False,
+    ):
+        from ..launch.current import current_comm
+
+        self.comm = current_comm()
+        source = data if isinstance(data, Source) else Source(data)
+        blocks = (partition or IID()).blocks(source.view(), self.comm.size, seed)
+        mine = blocks[self.comm.rank]
+        context = Context(self.comm, seed=seed, examples=len(mine), share=len(mine) / len(source))
+        self.batch = (batch if isinstance(batch, Batch) else Fixed(batch)).bind(context)
+        self.order = (order or Reshuffle()).bind(context)
+        self.position = Position(context, blocks, self.order, self.batch, drop_last)
+        self.epoch = 0
+        self._starts: list[list[int]] = []  # positions before each batch of this epoch, for state_dict(finished)
+
+    def __len__(self) -> int:
+        return self.position.steps_left or self.position._steps([len(b) for b in self.position.blocks])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.position.steps_left == 0:
+            self.epoch += 1
+            self.position.begin(self.epoch)
+        self._starts = [list(self.position.taken)]
+        while self.position.steps_left:
+            indices, _ = self.position.take()
+            self._starts.append(list(self.position.taken))
+            yield indices.tolist() or self.position.block[:1].tolist()
+
+    def state_dict(self, finished: int | None = None) -> dict[str, Any]:
+        """Everything needed to go on. `finished`: batches of this iteration that the loop has completed."""
+        position = self.position.state_dict()
+        if finished is not None:
+            if not 0 <= finished < len(self._starts):
+                raise UserError(f"finished={finished} but only {len(self._starts) - 1} batches were drawn in this iteration")
+            position["taken"] = list(self._starts[finished])
+        return {
+            "epoch": self.epoch,
+            "position": position,
+            "order": self.order.state_dict(),
+            "batch": self.batch.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order.load_state_dict(state["order"])
+        self.batch.load_state_dict(state["batch"])
+        self.epoch = state["epoch"]
+        self.position.load_state_dict(state["position"])

@@ -1,0 +1,176 @@
+"""The loop of one worker, from the data to the step and back.
+
+    dataset --partition--> my indices --order.epoch(k)--> sequence --batch.sizes--> batch
+      batch -> loss.backward() -> signal -> order.observe, batch.observe
+            -> sync.before_step(x, g) -> optimizer.step() -> [if period.due] sync.after_step(x)
+            -> clock, ledger -> events;  every K steps: checkpoint
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..checkpoint.store import load_worker, save
+from ..comm.base import Comm
+from ..comm.virtual import seed_worker
+from ..context import Context
+from ..errors import NonFinite
+from ..observe.observer import Observer
+from ..signal.batch_gradient import BatchGradient
+from ..sync.none import NoSync
+from ..vector import Buffers, Flat
+from .agree import Control, make_equal
+from .evaluate import evaluate, finish
+from .job import Job
+from .sampler import Position
+
+
+class Worker:
+    """One worker of a job, everything in place before the first step."""
+
+    def __init__(self, job: Job, comm: Comm):
+        self.job, self.comm = job, comm
+        blocks = job.partition.blocks(job.train.view(), comm.size, job.seed)
+        seed_worker(job.seed, comm.rank)
+        self.model = job.model().to(job.device)
+        self.flat, self.buffers = Flat(self.model), Buffers(self.model)
+        make_equal(comm, self.model, self.flat)
+        mine = len(blocks[comm.rank])
+        self.context = Context(comm, seed=job.seed, examples=mine, share=mine / len(job.train), flat=self.flat)
+        self.clock = self.context.clock
+        self.optimizer = job.optimizer(self.model.parameters())
+        self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        self.order = job.order.bind(self.context)
+        self.batch = job.batch.bind(self.context)
+        self.period = job.period.bind(self.context)
+        # With one worker there is nobody to talk to: every method is the plain optimizer.
+        self.sync = (job.sync if comm.size > 1 else NoSync()).bind(self.context)
+        self.signal = BatchGradient().bind(self.context)
+        self.talks = not isinstance(self.sync, NoSync)
+        self.watched = self.order.watches or self.batch.watches
+        self.needs_flat = self.sync.uses_gradient or self.watched or job.nonfinite == "skip"
+        self.position = Position(self.context, blocks, self.order, self.batch, job.drop_last)
+        self.control = Control(self)
+        self.observer = Observer(self)
+        if job.resume is not None:
+            load_worker(self, job.resume)
+
+    def run(self) -> tuple[dict[str, Any], torch.Tensor]:
+        """Train to the end; the result and the mean model's parameters."""
+        self.model.train()
+        with self.observer:
+            stopped = 0
+            while not (stopped or self.control.over()):
+                if self.position.steps_left == 0:
+                    self.clock.epoch += 1
+                    self.position.begin(self.clock.epoch)
+                started = time.perf_counter()
+                loss = self.step()
+                self.clock.seconds += time.perf_counter() - started
+                stopped = self.control.after(loss)
+                self.keep_up(stopped)
+            return finish(self, stopped)
+
+    def step(self) -> float:
+        """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
+        job, clock, flat, sync = self.job, self.clock, self.flat, self.sync
+        indices, places = self.position.take()
+        clock.batch = len(indices)
+        clock.lr = self.optimizer.param_groups[0]["lr"]
+        clock.due = self.talks and self.period.due(clock)
+        self.comm.step = clock.step + 1
+        loss = self.backward(indices)
+        self.comm.computed(len(indices))
+        x, g = flat.gather(), flat.gradient() if self.needs_flat else None
+        if not self.healthy(loss, g, indices):
+            clock.batch = 0
+        if self.watched and clock.batch:
+            assert g is not None
+            seen = self.signal.vectors(g)
+            if self.order.watches and places is not None:
+                self.order.observe(places, seen)
+            if self.batch.watches:
+                self.batch.observe(seen)
+        sync.before_step(x, g)
+        if g is not None:
+            flat.scatter_gradient()
+        flat.scatter()
+        if clock.batch or sync.idle_steps:
+            if job.clip is not None:
+                torch.nn.utils.clip_grad_norm_(flat.parameters.values(), job.clip)
+            self.optimizer.step()
+        if clock.due:
+            sync.after_step(flat.gather())
+            flat.scatter()
+            if job.buffers == "average" and len(self.buffers):
+                self.buffers.scatter(self.comm.mean(self.buffers.gather()))
+        if self.scheduler is not None:
+            self.scheduler.step()
+        clock.step += 1
+        clock.samples += len(indices)
+        clock.rounds += clock.due or (self.talks and sync.every_step)
+        return loss
+
+    def backward(self, indices: np.ndarray) -> float:
+        """The gradient of the mean loss over `indices`, in micro-batches where the batch is larger than `micro`."""
+        self.flat.zero_gradient(self.needs_flat)
+        if len(indices) == 0:
+            return math.nan
+        total = 0.0
+        size = self.job.micro or len(indices)
+        for start in range(0, len(indices), size):
+            part = indices[start : start + size]
+            loss = self.loss(part)
+            weight = len(part) / len(indices)
+            (loss if weight == 1.0 else loss * weight).backward()
+            total += loss.item() * weight
+        return total
+
+    def loss(self, indices: np.ndarray) -> torch.Tensor:
+        inputs, targets = self.job.train.batch(indices)
+        if self.job.device.type != "cpu":
+            inputs, targets = inputs.to(self.job.device), targets.to(self.job.device)
+        if self.job.autocast is None:
+            return self.job.loss(self.model(inputs), targets)
+        with torch.autocast(self.job.device.type, dtype=self.job.autocast):
+            return self.job.loss(self.model(inputs), targets)
+
+    def healthy(self, loss: float, g: torch.Tensor | None, indices: np.ndarray) -> bool:
+        """False where this step must not count: its gradient is zeroed and weighs nothing, on all workers alike."""
+        if len(indices) == 0:
+            return False
+        what = None
+        if not math.isfinite(loss):
+            what = f"the loss is {loss}"
+        elif g is not None and not math.isfinite(g.sum().item()):
+            what = "the gradient is not finite"
+        if what is None:
+            return True
+        step = self.clock.step + 1
+        if self.job.nonfinite == "stop":
+            raise NonFinite(
+                f"worker {self.comm.rank}, step {step}: {what} on examples {indices[:8].tolist()}"
+                f"{'...' if len(indices) > 8 else ''}; lower the learning rate, mend the data, or pass --nonfinite skip",
+                self.comm.rank,
+                step,
+            )
+        assert g is not None
+        g.zero_()
+        self.observer.emit("skip", reason=what)
+        return False
+
+    def keep_up(self, stopped: int) -> None:
+        """Evaluate and checkpoint where they are due; neither touches the training state."""
+        job, clock = self.job, self.clock
+        epoch_ended = self.position.steps_left == 0
+        ended = self.control.over()
+        if epoch_ended and (clock.epoch + 1) % job.evaluate_every == 0 and not (ended or stopped):
+            self.observer.evaluated(evaluate(self, ("mean",)))
+        due = clock.step % job.checkpoint_every == 0 if job.checkpoint_every is not None else epoch_ended
+        if job.folder is not None and (due or ended or stopped):
+            save(self)

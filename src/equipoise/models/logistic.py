@@ -1,0 +1,27 @@
+"""One linear layer: multinomial logistic regression, or linear regression."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..data.base import Loaded
+from .base import Model
+
+
+@dataclass
+class Logistic(Model):
+    """[B, ...] numbers to [B, outputs] logits (or predictions), all of the input flattened.
+
+    Starts at zero, where all classes are equally likely; the loss is convex, so the start does not matter
+    for where it ends.
+    """
+
+    def build(self, data: Loaded) -> nn.Module:
+        self.require(data, "vector", "image")
+        linear = nn.Linear(math.prod(data.shape), data.outputs)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        return nn.Sequential(nn.Flatten(), linear)

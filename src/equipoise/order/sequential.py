@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .base import Order
+
+
+@dataclass
+class Sequential(Order):
+    """The examples as they lie, every epoch."""
+
+    def start(self) -> None: ...
+
+    def epoch(self, number: int) -> np.ndarray:
+        return np.arange(self.context.examples)
+
+    def observe(self, positions: np.ndarray, vectors: torch.Tensor) -> None: ...

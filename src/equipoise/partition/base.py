@@ -1,0 +1,59 @@
+"""Which examples does a worker own? A pure function of the data, the number of workers and the seed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..method import Plain
+
+
+@dataclass
+class View:
+    """What a partition may look at: how many examples, their class labels (None if they have none), the data itself."""
+
+    examples: int
+    labels: np.ndarray | None = None
+    data: Any = None
+
+    def classes(self, asker: str) -> np.ndarray:
+        """The labels, for a partition that cannot do without."""
+        if self.labels is None:
+            raise UserError(f"partition {asker} needs one class label per example; this data has none: use iid or contiguous")
+        return self.labels
+
+
+@dataclass
+class Partition(Plain):
+    """Final here: `blocks`, which checks what `split` made. A partition fills `split`."""
+
+    @abstractmethod
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """One array of example indices per worker: disjoint, together everything."""
+
+    def blocks(self, view: View, workers: int, seed: int) -> list[np.ndarray]:
+        """The checked split: every example in exactly one block, every worker with at least one."""
+        if workers < 1:
+            raise UserError(f"workers = {workers}: at least 1 is needed")
+        if workers > view.examples:
+            raise UserError(f"{workers} workers but only {view.examples} examples: use at most {view.examples} workers")
+        blocks = [np.asarray(b, dtype=np.int64) for b in self.split(view, workers, np.random.default_rng([seed, 71]))]
+        assert len(blocks) == workers
+        seen = np.zeros(view.examples, dtype=np.int64)
+        for block in blocks:
+            np.add.at(seen, block, 1)
+        assert (seen == 1).all(), f"{type(self).__name__} must give every example to exactly one worker"
+        return _nobody_empty(blocks)
+
+
+def _nobody_empty(blocks: list[np.ndarray]) -> list[np.ndarray]:
+    """Give each empty worker one example of the largest block: a worker without data could not take part."""
+    for i, block in enumerate(blocks):
+        if len(block) == 0:
+            largest = max(range(len(blocks)), key=lambda j: len(blocks[j]))
+            blocks[i], blocks[largest] = blocks[largest][-1:], blocks[largest][:-1]
+    return blocks

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..method import option
+from .base import Partition, View
+
+
+@dataclass
+class Dirichlet(Partition):
+    """For each class, draw workers' shares from Dirichlet(alpha, ..., alpha) and cut that class accordingly.
+
+    Small alpha is more skewed: at 0.1 a class lives on one or two workers, at 100 the split is nearly even. Block sizes
+    differ too. A worker that would get nothing receives one example of the largest block.
+    """
+
+    alpha: float = option(0.5, help="concentration; smaller is more skewed", above=0.0)
+
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        labels = view.classes("dirichlet")
+        blocks: list[list[np.ndarray]] = [[] for _ in range(workers)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(workers, self.alpha))
+            cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(int)
+            for block, part in zip(blocks, np.split(members, cuts), strict=True):
+                block.append(part)
+        return [np.concatenate(block) for block in blocks]

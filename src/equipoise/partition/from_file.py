@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError
+from ..method import option
+from .base import Partition, View
+
+
+@dataclass
+class FromFile(Partition):
+    """The blocks of a partition file: `{"blocks": [[indices of worker 0], ...], "speeds": ..., "method": ..., "report": ...}`."""
+
+    path: str = option("", help="the partition file (JSON)")
+
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        blocks = read_blocks(self.path)
+        if len(blocks) != workers:
+            raise DataError(f"{self.path} has {len(blocks)} blocks for {workers} workers: run with --workers {len(blocks)}")
+        together = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int64)
+        if len(together) != view.examples or not np.array_equal(np.sort(together), np.arange(view.examples)):
+            raise DataError(
+                f"{self.path} holds {len(together)} indices ({len(np.unique(together))} different) and the data has "
+                f"{view.examples} examples: it was made for other data"
+            )
+        return blocks
+
+
+def read_blocks(path: str | Path) -> list[np.ndarray]:
+    """The index blocks of a partition file, or one line that says what is wrong with it."""
+    if not path:
+        raise DataError("partition from-file needs a file: pass --partition.path FILE")
+    try:
+        table = json.loads(Path(path).read_text())
+        blocks = [np.asarray(block, dtype=np.int64).reshape(-1) for block in table["blocks"]]
+    except FileNotFoundError:
+        raise DataError(f"partition file {path} does not exist") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a partition file ({type(error).__name__}: {error})") from None
+    return blocks
+
+
+def write_blocks(path: str | Path, blocks: list[np.ndarray], **extra: object) -> None:
+    """Write a partition file that `from-file` reads."""
+    Path(path).write_text(json.dumps({"blocks": [block.tolist() for block in blocks], **extra}))

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..method import option
+from .base import Partition, View
+
+
+@dataclass
+class Shards(Partition):
+    """Sorted by label, cut into `per_worker` x workers shards, dealt at random: each worker sees a few classes.
+
+    Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+    """
+
+    per_worker: int = option(2, help="shards that each worker receives", least=1)
+
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        ranked = np.argsort(view.classes("shards"), kind="stable")
+        shards = np.array_split(ranked, workers * self.per_worker)
+        deal = rng.permutation(len(shards)).reshape(workers, self.per_worker)
+        return [np.concatenate([shards[s] for s in row]) for row in deal]

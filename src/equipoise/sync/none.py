@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .base import Sync
+
+
+@dataclass
+class NoSync(Sync):
+    """No communication: every worker trains alone. What a single worker uses, whatever was chosen."""
+
+    def start(self) -> None: ...
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
+
+    def after_step(self, x: torch.Tensor) -> None: ...
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool) -> tuple[int, int]:
+        return 0, 0

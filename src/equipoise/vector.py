@@ -1,0 +1,191 @@
+"""A model as flat vectors: algorithms see parameters `x` and gradients `g` as 1-D tensors.
+
+Parameters are moved once into one buffer and become views of it, so `x` costs nothing per step. Gradients are views
+of a second buffer where a method asks for them. A model of several dtypes keeps its widest dtype as views; the
+narrower parameters keep their own storage and are copied in and out around each use (`gather`, `scatter`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .errors import UserError
+
+
+class Slice(NamedTuple):
+    """The place of one parameter in the flat vector."""
+
+    name: str
+    start: int
+    stop: int
+    shape: torch.Size
+
+
+class Flat:
+    """The trainable parameters of a module as one vector. Tied parameters appear once, frozen ones not at all."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._refuse_misfits()
+        values = list(self.parameters.values())
+        dtype = values[0].dtype
+        for p in values:
+            dtype = torch.promote_types(dtype, p.dtype)
+        self.slices: list[Slice] = []
+        stop = 0
+        for name, p in self.parameters.items():
+            self.slices.append(Slice(name, stop, stop + p.numel(), p.shape))
+            stop += p.numel()
+        self.x = torch.empty(stop, dtype=dtype, device=values[0].device)
+        self._gradient_storage: torch.Tensor | None = None
+        self._staged = [(s, p) for s, p in zip(self.slices, values, strict=True) if p.dtype != dtype]
+        self._viewed = [(s, p) for s, p in zip(self.slices, values, strict=True) if p.dtype == dtype]
+        self._adopt()
+
+    def _refuse_misfits(self) -> None:
+        if not self.parameters:
+            raise UserError("the model has no trainable parameter: set requires_grad=True on what should train")
+        seen: dict[int, str] = {}
+        for name, p in self.parameters.items():
+            if not p.is_floating_point():
+                raise UserError(f"parameter {name} is {p.dtype}: only real floating-point parameters can be averaged")
+            start = p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size()
+            if p.numel() and start in seen:
+                raise UserError(
+                    f"parameters {seen[start]} and {name} share memory but are two objects: tie them by assigning the "
+                    "same nn.Parameter to both modules"
+                )
+            seen[start] = name
+        devices = {p.device for p in self.parameters.values()}
+        if len(devices) > 1:
+            raise UserError(f"the parameters lie on {sorted(map(str, devices))}: move the model to one device per worker")
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        for s, p in self._viewed:
+            view = self.x[s.start : s.stop].view(s.shape)
+            view.copy_(p)
+            p.data = view
+        self.gather()
+
+    def __len__(self) -> int:
+        return self.x.numel()
+
+    @property
+    def gradient_with_tail(self) -> torch.Tensor:
+        """`g` and one more number behind it, in one piece of memory: for a scalar that rides along."""
+        if self._gradient_storage is None:
+            self._gradient_storage = self.x.new_zeros(len(self) + 1)
+        return self._gradient_storage
+
+    @property
+    def g(self) -> torch.Tensor:
+        return self.gradient_with_tail[:-1]
+
+    @torch.no_grad()
+    def gather(self) -> torch.Tensor:
+        """`x` with the narrower parameters copied in; re-adopts a model whose parameters were moved elsewhere."""
+        s, p = self._viewed[0]
+        if p.data_ptr() != self.x.data_ptr() + s.start * self.x.element_size():
+            if p.dtype != self.x.dtype or p.device != self.x.device:
+                raise UserError("the model was converted after it was attached: call .to(...) before eq.attach or eq.train")
+            self._adopt()
+        for s, p in self._staged:
+            self.x[s.start : s.stop].copy_(p.reshape(-1))
+        return self.x
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        """Write what a method changed in `x` back to the narrower parameters; the others are views already."""
+        for s, p in self._staged:
+            p.copy_(self.x[s.start : s.stop].view(s.shape))
+
+    @torch.no_grad()
+    def zero_gradient(self, flat: bool) -> None:
+        """Forget the gradients. `flat` keeps them as views of `g`; otherwise autograd hands over its own tensors."""
+        if not flat:
+            for p in self.parameters.values():
+                p.grad = None
+            return
+        g = self.g.zero_()
+        for s, p in self._viewed:
+            if p.grad is None or p.grad.data_ptr() != g.data_ptr() + s.start * g.element_size():
+                p.grad = g[s.start : s.stop].view(s.shape)
+        for _, p in self._staged:
+            p.grad = None
+
+    @torch.no_grad()
+    def gradient(self) -> torch.Tensor:
+        """`g` of this step. A parameter without a gradient counts as zero; gradients elsewhere are brought home."""
+        g = self.g
+        for s, p in self._viewed:
+            home = g[s.start : s.stop]
+            if p.grad is None:
+                home.zero_()
+                p.grad = home.view(s.shape)
+            elif p.grad.data_ptr() != home.data_ptr():
+                home.copy_(p.grad.reshape(-1))
+                p.grad = home.view(s.shape)
+        for s, p in self._staged:
+            home = g[s.start : s.stop]
+            if p.grad is None:
+                home.zero_()
+            else:
+                home.copy_(p.grad.reshape(-1))
+        return g
+
+    @torch.no_grad()
+    def scatter_gradient(self) -> None:
+        """Write what a method changed in `g` back to the gradients of the narrower parameters."""
+        for s, p in self._staged:
+            value = self.g[s.start : s.stop].view(s.shape)
+            if p.grad is None:
+                p.grad = value.to(p.dtype)
+            else:
+                p.grad.copy_(value)
+
+    def layers(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Named slices of a vector, one a parameter tensor."""
+        return {s.name: vector[s.start : s.stop] for s in self.slices}
+
+
+class Buffers:
+    """The floating-point buffers of a module (BatchNorm statistics) as one vector, copied in and out.
+
+    Integer buffers (counts) stay with their worker. Equal on all workers at the start.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.buffers = [b for b in module.buffers() if b.is_floating_point()]
+
+    def __len__(self) -> int:
+        return sum(b.numel() for b in self.buffers)
+
+    @torch.no_grad()
+    def gather(self) -> torch.Tensor:
+        if not self.buffers:
+            return torch.empty(0)
+        dtype = self.buffers[0].dtype
+        for b in self.buffers:
+            dtype = torch.promote_types(dtype, b.dtype)
+        return torch.cat([b.reshape(-1).to(dtype) for b in self.buffers])
+
+    @torch.no_grad()
+    def scatter(self, vector: torch.Tensor) -> None:
+        start = 0
+        for b in self.buffers:
+            b.copy_(vector[start : start + b.numel()].view(b.shape))
+            start += b.numel()
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """SHA-256 over the bytes of tensors, for comparing models in a shell."""
+    sha = hashlib.sha256()
+    for t in tensors:
+        sha.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
