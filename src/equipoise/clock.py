@@ -11,7 +11,8 @@ class Clock:
 
     A *step* is one turn of the loop: one optimizer step (or an idle turn of a worker without examples). A *round* is
     one communication. *samples* are examples this worker consumed. `due` says whether a round belongs to the
-    step being taken; `batch` is the number of examples in it.
+    step being taken; `batch` is the number of examples in it. A sync sets `hold` in `before_step` when the optimizer
+    must not move the model in this step (it accumulates gradients at a frozen model).
     """
 
     epoch: int = 0
@@ -20,6 +21,7 @@ class Clock:
     rounds: int = 0
     seconds: float = 0.0
     due: bool = False
+    hold: bool = False
     batch: int = 0
     lr: float = 0.0
 

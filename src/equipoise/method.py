@@ -32,7 +32,7 @@ def option(
 ) -> Any:
     """A field of a method: its default, one line of help, and the range that `Method` enforces."""
     limits = {"help": help, "least": least, "above": above, "most": most, "below": below, "choices": choices}
-    if isinstance(default, (list, dict, set)):
+    if isinstance(default, (list, dict, set, Plain)):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=limits)
     return dataclasses.field(default=default, metadata=limits)
 
@@ -59,7 +59,8 @@ class Plain(ABC):
 class Method(Plain):
     """A choice on an axis. Final here: binding and state. A method fills `start`."""
 
-    STATE: ClassVar[tuple[str, ...]] = ()
+    STATE: ClassVar[tuple[str, ...]] = ()  # attributes that a checkpoint keeps
+    HEALTH: ClassVar[tuple[str, ...]] = ()  # attributes (numbers) that the events show
     context: ClassVar[Context]  # set by `bind`; a ClassVar only so that it is not an option
 
     @abstractmethod

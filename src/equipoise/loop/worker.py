@@ -96,11 +96,12 @@ class Worker:
                 self.order.observe(places, seen)
             if self.batch.watches:
                 self.batch.observe(seen)
+        clock.hold = False
         sync.before_step(x, g)
         if g is not None:
             flat.scatter_gradient()
         flat.scatter()
-        if clock.batch or sync.idle_steps:
+        if not clock.hold and (clock.batch or sync.idle_steps):
             if job.clip is not None:
                 torch.nn.utils.clip_grad_norm_(flat.parameters.values(), job.clip)
             self.optimizer.step()

@@ -73,13 +73,18 @@ class Observer:
     def stepped(self, loss: float, table: torch.Tensor) -> None:
         """A control point that is logged. `table` has a row per worker; column 3 is its mean loss since the last one."""
         clock = self.worker.clock
-        self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch)
+        self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch, **self._health())
         losses = [v for v in table[:, 3].tolist() if not math.isnan(v)]
         mean = sum(losses) / len(losses) if losses else math.nan
         if self.console is not None:
             self.console.stepped(mean)
         if self.board is not None:
             self.board.add_scalar("loss/train", mean, clock.step)
+
+    def _health(self) -> dict[str, float]:
+        """What the worker's methods declare worth watching."""
+        methods = (self.worker.order, self.worker.batch, self.worker.period, self.worker.sync)
+        return {name: float(getattr(m, name)) for m in methods for name in m.HEALTH}
 
     def evaluated(self, models: dict[str, dict[str, float]]) -> None:
         if not self.first:
