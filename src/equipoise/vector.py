@@ -187,5 +187,5 @@ def digest(*tensors: torch.Tensor) -> str:
     """SHA-256 over the bytes of tensors, for comparing models in a shell."""
     sha = hashlib.sha256()
     for t in tensors:
-        sha.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

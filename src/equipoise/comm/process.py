@@ -92,7 +92,7 @@ class ProcessComm(Comm):
             if not self.deterministic:
                 dist.all_reduce(tensor)
                 return
-            for block in tensor.split(_BLOCK):
+            for block in tensor.view(-1).split(_BLOCK):
                 self._sum_in_rank_order(block)
 
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:

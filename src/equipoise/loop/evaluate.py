@@ -23,7 +23,10 @@ from ..data.source import Source
 from ..vector import digest
 
 if TYPE_CHECKING:
+    from .attach import attach
     from .worker import Worker
+
+    Trained = Worker | attach
 
 _CHUNK = 512  # examples per forward pass
 
@@ -37,7 +40,9 @@ def evaluate(worker: Worker, names: tuple[str, ...]) -> dict[str, dict[str, floa
             vector = vector_of(worker, name)
             if vector is None:
                 continue
-            with _parameters(worker, vector, name):
+            with swapped(worker, vector, own=name == "local"):
+                if name != "local" and worker.job.buffers == "recompute":
+                    _recompute(worker)
                 # Workers share the work on a model they all hold; each evaluates its own alone.
                 shared = name != "local"
                 indices = np.arange(len(source))[worker.comm.rank :: worker.comm.size] if shared else np.arange(len(source))
@@ -50,7 +55,7 @@ def evaluate(worker: Worker, names: tuple[str, ...]) -> dict[str, dict[str, floa
     return found
 
 
-def vector_of(worker: Worker, name: str) -> torch.Tensor | None:
+def vector_of(worker: Trained, name: str) -> torch.Tensor | None:
     """The parameters of a named model, as a vector of their own."""
     if name == "local":
         return worker.flat.gather().clone()
@@ -72,18 +77,16 @@ def _undisturbed(worker: Worker) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _parameters(worker: Worker, vector: torch.Tensor, name: str) -> Iterator[None]:
-    """The model with other parameters and, unless it is `local`, with the buffers that belong to them."""
+def swapped(worker: Trained, vector: torch.Tensor, own: bool) -> Iterator[None]:
+    """The model with other parameters and, unless they are the worker's `own`, with the mean of all workers' buffers."""
     flat, buffers = worker.flat, worker.buffers
     saved = flat.gather().clone()
     kept = [b.clone() for b in worker.model.buffers()]
     try:
         flat.x.copy_(vector)
         flat.scatter()
-        if name != "local" and len(buffers):
+        if not own and len(buffers):
             buffers.scatter(worker.comm.mean(buffers.gather()))
-            if worker.job.buffers == "recompute":
-                _recompute(worker)
         yield
     finally:
         flat.x.copy_(saved)
@@ -135,6 +138,14 @@ def consensus(worker: Worker) -> float:
         return float(worker.comm.gather(square).mean().sqrt())
 
 
+def health(worker: Worker) -> dict[str, float]:
+    """Distance to consensus and what the methods declare worth watching. All workers call it together."""
+    methods = (worker.order, worker.batch, worker.period, worker.sync)
+    with worker.comm.uncounted():
+        watched = {name: float(getattr(m, name)) for m in methods for name in m.HEALTH}
+    return {"consensus": consensus(worker), **watched}
+
+
 def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], torch.Tensor]:
     """The result and the mean model: the same on every worker."""
     clock, comm = worker.clock, worker.comm
@@ -142,6 +153,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], torch.Tensor]:
     with comm.uncounted():
         mean = vector_of(worker, "mean")
     assert mean is not None
+    watched = health(worker)
     own = {
         "worker": comm.rank,
         "steps": clock.step,
@@ -163,7 +175,8 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], torch.Tensor]:
         "seconds": max(r["seconds"] for r in rows),
         "simulated_seconds": max(r["simulated_seconds"] for r in rows) if worker.job.described else None,
         "models": models,
-        "consensus": consensus(worker),
+        "consensus": watched["consensus"],
+        "health": watched,
         "params_sha256": digest(mean),
         "workers": rows,
         "stopped": stopped,

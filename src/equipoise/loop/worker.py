@@ -25,7 +25,7 @@ from ..signal.batch_gradient import BatchGradient
 from ..sync.none import NoSync
 from ..vector import Buffers, Flat
 from .agree import Control, make_equal
-from .evaluate import evaluate, finish
+from .evaluate import evaluate, finish, health
 from .job import Job
 from .sampler import Position
 
@@ -114,7 +114,6 @@ class Worker:
             self.scheduler.step()
         clock.step += 1
         clock.samples += len(indices)
-        clock.rounds += clock.due or (self.talks and sync.every_step)
         return loss
 
     def backward(self, indices: np.ndarray) -> float:
@@ -171,7 +170,7 @@ class Worker:
         epoch_ended = self.position.steps_left == 0
         ended = self.control.over()
         if epoch_ended and (clock.epoch + 1) % job.evaluate_every == 0 and not (ended or stopped):
-            self.observer.evaluated(evaluate(self, ("mean",)))
+            self.observer.evaluated(evaluate(self, ("mean",)), health(self))
         due = clock.step % job.checkpoint_every == 0 if job.checkpoint_every is not None else epoch_ended
         if job.folder is not None and (due or ended or stopped):
             save(self)

@@ -73,7 +73,7 @@ class Observer:
     def stepped(self, loss: float, table: torch.Tensor) -> None:
         """A control point that is logged. `table` has a row per worker; column 3 is its mean loss since the last one."""
         clock = self.worker.clock
-        self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch, **self._health())
+        self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch)
         losses = [v for v in table[:, 3].tolist() if not math.isnan(v)]
         mean = sum(losses) / len(losses) if losses else math.nan
         if self.console is not None:
@@ -81,15 +81,10 @@ class Observer:
         if self.board is not None:
             self.board.add_scalar("loss/train", mean, clock.step)
 
-    def _health(self) -> dict[str, float]:
-        """What the worker's methods declare worth watching."""
-        methods = (self.worker.order, self.worker.batch, self.worker.period, self.worker.sync)
-        return {name: float(getattr(m, name)) for m in methods for name in m.HEALTH}
-
-    def evaluated(self, models: dict[str, dict[str, float]]) -> None:
+    def evaluated(self, models: dict[str, dict[str, float]], health: dict[str, float]) -> None:
         if not self.first:
             return
-        self.emit("evaluate", models=models)
+        self.emit("evaluate", models=models, health=health)
         if self.console is not None:
             self.console.evaluated(models)
         if self.board is not None:
@@ -99,7 +94,7 @@ class Observer:
 
     def finished(self, result: dict[str, Any]) -> None:
         if result["models"]:
-            self.evaluated(result["models"])
+            self.evaluated(result["models"], result["health"])
         self.emit("stopped" if result["stopped"] else "end", consensus=result["consensus"])
         if self.first and self.job.folder is not None and not result["stopped"]:
             part = self.job.folder / ".result.partial"

@@ -32,6 +32,7 @@ class AllReduce(Sync):
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         flat, comm, clock = self.context.flat, self.context.comm, self.context.clock
         assert g is not None and flat is not None
+        clock.rounds += 1
         weight = float(clock.batch if self.weights == "size" else clock.batch > 0)
         g.mul_(weight)
         if _exact(g.dtype):
@@ -50,7 +51,7 @@ class AllReduce(Sync):
     def centre(self) -> torch.Tensor | None:
         return None
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool) -> tuple[int, int]:
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if itemsize >= 4:
             return mean_cost(elements + 1, itemsize, rank, size)
         (m1, b1), (m2, b2) = mean_cost(1, 4, rank, size), mean_cost(elements, itemsize, rank, size)

@@ -2,7 +2,7 @@
 
     g = gradient at x;  before_step(x, g);  optimizer.step();  if due: after_step(x)
 
-Both change their vectors in place. `context.clock.due` says whether this step has a round, `context.clock.batch` how many
+Both change their vectors in place, and add to `context.clock.rounds` for each communication. `context.clock.due` says whether this step has a round, `context.clock.batch` how many
 examples are in `g` (0 for a worker that has none left: its `g` is zero).
 """
 
@@ -36,5 +36,5 @@ class Sync(Method):
         """The centre variable, where the method has one."""
 
     @abstractmethod
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool) -> tuple[int, int]:
-        """Messages and payload bytes that worker `rank` sends in one step, with or without a round."""
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        """Messages and payload bytes that worker `rank` sends in one step, with or without a round; `round` rounds came before."""

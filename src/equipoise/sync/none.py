@@ -20,5 +20,5 @@ class NoSync(Sync):
     def centre(self) -> torch.Tensor | None:
         return None
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool) -> tuple[int, int]:
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return 0, 0

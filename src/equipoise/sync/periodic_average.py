@@ -27,6 +27,7 @@ class PeriodicAverage(Sync):
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
     def after_step(self, x: torch.Tensor) -> None:
+        self.context.clock.rounds += 1
         if self.weights == "uniform":
             self.context.comm.mean(x)
         else:
@@ -35,5 +36,5 @@ class PeriodicAverage(Sync):
     def centre(self) -> torch.Tensor | None:
         return None
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool) -> tuple[int, int]:
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return mean_cost(elements, itemsize, rank, size) if due else (0, 0)
