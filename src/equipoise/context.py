@@ -23,6 +23,7 @@ class Context:
     seed: int = 0
     examples: int = 0  # in this worker's block
     share: float = 0.0  # this worker's part of all examples; 1 / size when all hold as many
+    reference: float = 1.0  # the batch size that weighs 1: the same on all workers
     flat: Flat | None = None
 
     @property

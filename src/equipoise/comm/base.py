@@ -48,6 +48,20 @@ class Comm(ABC):
         """The mean over workers, in place."""
         return self.sum(tensor).div_(self.size)
 
+    def weighted_mean(self, message: torch.Tensor) -> float:
+        """Divide the sum of messages by the sum of their last elements, in place; that sum is returned.
+
+        A message is `[w v | w]`: a vector multiplied by its weight, and the weight. What is left is the weighted mean of
+        all `v` (and the zero vector where all weights are zero), for one collective.
+        """
+        self.ledger.record(*mean_cost(message.numel(), message.element_size(), self.rank, self.size))
+        if self.size > 1:
+            return self._weighted_mean(message)
+        total = message[-1].item()
+        if total:
+            message[:-1].div_(total)
+        return total
+
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Everybody's tensor, stacked by rank."""
         self.ledger.record(*gather_cost(tensor.numel(), tensor.element_size(), self.size))
@@ -101,6 +115,9 @@ class Comm(ABC):
     # -- what an implementation fills -----------------------------------------------------------------------------
     @abstractmethod
     def _sum(self, tensor: torch.Tensor) -> None: ...
+
+    @abstractmethod
+    def _weighted_mean(self, message: torch.Tensor) -> float: ...
 
     @abstractmethod
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor: ...

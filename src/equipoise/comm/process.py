@@ -95,6 +95,13 @@ class ProcessComm(Comm):
             for block in tensor.view(-1).split(_BLOCK):
                 self._sum_in_rank_order(block)
 
+    def _weighted_mean(self, message: torch.Tensor) -> float:
+        self._sum(message)
+        total = message[-1].item()
+        if total:
+            message.div_(total)
+        return total
+
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:
         """Every worker sums one chunk over the ranks in order, then everybody collects the chunks."""
         sizes = [block.numel() // self.size + (r < block.numel() % self.size) for r in range(self.size)]

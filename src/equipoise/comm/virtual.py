@@ -7,6 +7,7 @@ rank order. Each worker has its own random streams: the global generators are sw
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import deque
@@ -32,12 +33,26 @@ def set_rng_state(state: tuple[Any, ...]) -> None:
     np.random.set_state(state[2])
 
 
+def _swap_out() -> tuple[Any, ...]:
+    """The generators of the worker that pauses. numpy's is kept as an object: its state takes longer to copy than to swap."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_bit_generator()
+
+
+def _swap_in(state: tuple[Any, ...]) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_bit_generator(state[2])
+
+
 def seed_worker(seed: int, rank: int) -> None:
     """Give the global generators a stream of this worker's own."""
     numbers = np.random.SeedSequence([seed, rank]).generate_state(3)
     torch.manual_seed(int(numbers[0]))
     random.seed(int(numbers[1]))
     np.random.seed(int(numbers[2]))
+
+
+_BLOCK = 1 << 15  # elements summed at once: what stays in a core's cache
 
 
 class _Abort(BaseException):
@@ -59,6 +74,14 @@ class _Worker:
         self.step = 0
 
 
+def _one_arena() -> None:
+    """Let glibc serve all threads from one heap: workers run one at a time, and a heap each would keep a vector each."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(-8, 1)  # M_ARENA_MAX
+
+
 class World:
     """The scheduler of virtual workers."""
 
@@ -77,8 +100,9 @@ class World:
 
     def run(self, function: Callable[[Comm], Any], *, threads: int = 1) -> list[Any]:
         """`function(comm)` on every worker; their results by rank. The first failure ends all and is raised here."""
-        before, own = torch.get_num_threads(), rng_state()
+        before, own = torch.get_num_threads(), _swap_out()
         torch.set_num_threads(threads)
+        _one_arena()
         pool = [
             threading.Thread(target=self._main, args=(w, function), name=f"worker-{w.rank}", daemon=True)
             for w in self.workers
@@ -93,7 +117,7 @@ class World:
                 thread.join()
         finally:
             torch.set_num_threads(before)
-            set_rng_state(own)
+            _swap_in(own)
         if self.failure is not None:
             rank, error = self.failure
             if isinstance(error, WorkerError) and error.rank is None:
@@ -107,8 +131,7 @@ class World:
         worker.baton.acquire()
         try:
             if self.failure is None:
-                if worker.rng is not None:
-                    set_rng_state(worker.rng)
+                np.random.set_bit_generator(np.random.MT19937())
                 worker.result = function(VirtualComm(self, worker))
         except _Abort:
             pass
@@ -141,12 +164,12 @@ class World:
         ready = [w for w in self.workers if w.ready]
         if self.failure is None and ready and min(ready, key=lambda w: (w.now, w.rank)) is worker:
             return
-        worker.rng = rng_state()
+        worker.rng = _swap_out()
         self._pass_on()
         worker.baton.acquire()
         if self.failure is not None:
             raise _Abort
-        set_rng_state(worker.rng)
+        _swap_in(worker.rng)
 
 
 class VirtualComm(Comm):
@@ -196,13 +219,22 @@ class VirtualComm(Comm):
         return me.result
 
     @torch.no_grad()
+    def _weighted_mean(self, message: torch.Tensor) -> float:
+        def combine(parts: list[torch.Tensor]) -> list[float]:
+            total = torch.stack([part[-1] for part in parts])
+            weight = total[0].clone()
+            for one in total[1:]:  # in rank order, as the vectors are
+                weight += one
+            _sum_into_all(parts, weight.item())
+            return [weight.item()] * len(parts)
+
+        seconds = self._world.cluster.mean(message.numel() * message.element_size())
+        return self._meet("weighted_mean", message, combine, seconds)
+
+    @torch.no_grad()
     def _sum(self, tensor: torch.Tensor) -> None:
         def combine(parts: list[torch.Tensor]) -> list[None]:
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total += part
-            for part in parts:
-                part.copy_(total)
+            _sum_into_all(parts)
             return [None] * len(parts)
 
         self._meet("sum", tensor, combine, self._world.cluster.mean(tensor.numel() * tensor.element_size()))
@@ -256,6 +288,20 @@ class VirtualComm(Comm):
 
     def close(self) -> None:
         pass
+
+
+def _sum_into_all(parts: list[torch.Tensor], divisor: float = 0.0) -> None:
+    """Every part becomes the sum over parts in rank order (divided by `divisor`, if any), a cache-sized block at a time."""
+    rows = [part.view(-1) for part in parts]
+    for start in range(0, rows[0].numel(), _BLOCK):
+        blocks = [row[start : start + _BLOCK] for row in rows]
+        total = blocks[0].clone()
+        for block in blocks[1:]:
+            total += block
+        if divisor:
+            total.div_(divisor)
+        for block in blocks:
+            block.copy_(total)
 
 
 class _Receiving(Pending):

@@ -33,18 +33,19 @@ class AllReduce(Sync):
         flat, comm, clock = self.context.flat, self.context.comm, self.context.clock
         assert g is not None and flat is not None
         clock.rounds += 1
-        weight = float(clock.batch if self.weights == "size" else clock.batch > 0)
-        g.mul_(weight)
+        # In units of the largest batch, so that full batches weigh 1 and need no multiplication.
+        weight = clock.batch / self.context.reference if self.weights == "size" else float(clock.batch > 0)
+        if weight != 1.0:
+            g.mul_(weight)
         if _exact(g.dtype):
             message = flat.gradient_with_tail
             message[-1] = weight
-            comm.sum(message)
-            total = message[-1].item()
+            comm.weighted_mean(message)
         else:
             total = comm.sum(torch.tensor([weight])).item()
             comm.sum(g)
-        if total > 0:
-            g.div_(total)
+            if total:
+                g.div_(total)
 
     def after_step(self, x: torch.Tensor) -> None: ...
 
