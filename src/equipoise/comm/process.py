@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ..errors import PeerLost, UserError
 from .base import Comm, Pending
 from .heartbeat import Heartbeat
+from .shared import LEAST, Segment, SharedMemory
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
 
@@ -28,6 +29,7 @@ class ProcessComm(Comm):
         self.deterministic = deterministic
         self.timeout = timeout
         self._heartbeat = Heartbeat(store.clone(), self.rank, self.size) if store is not None else None
+        self._shared = SharedMemory(self.rank, self.size, self.gather_objects)
 
     @classmethod
     def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
@@ -89,6 +91,10 @@ class ProcessComm(Comm):
 
     def _sum(self, tensor: torch.Tensor) -> None:
         with self._guard("sum"), torch.no_grad():
+            large = tensor.numel() * tensor.element_size() >= LEAST and tensor.device.type == "cpu"
+            if large and self._shared.everybody:
+                self._shared.sum(tensor)
+                return
             if not self.deterministic:
                 dist.all_reduce(tensor)
                 return
@@ -138,11 +144,24 @@ class ProcessComm(Comm):
             return self._heartbeat.store.add(f"equipoise/counter/{name}", add)
 
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
-        operations = [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in sorted(incoming.items())]
-        operations += [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in sorted(outgoing.items())]
-        with self._guard("exchange"):
-            works = dist.batch_isend_irecv(operations) if operations else []
-        return _Works(self, works)
+        shared = self._shared
+        near = {peer: t for peer, t in sorted(incoming.items()) if shared.reaches(peer, t)}
+        far = [dist.P2POp(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in near]
+        written: dict[int, Segment] = {}
+        with self._guard("exchange"), torch.no_grad():
+            tokens = {peer: shared.expect(peer) for peer in near}
+            works: list[tuple[Any, Any]] = []  # with the buffers that must live as long
+            for peer, tensor in sorted(outgoing.items()):
+                if not shared.reaches(peer, tensor):
+                    far.append(dist.P2POp(dist.isend, tensor, peer))
+                    continue
+                if id(tensor) not in written:
+                    written[id(tensor)] = shared.write(tensor)
+                works.append(shared.announce(written[id(tensor)], peer))
+            if far:
+                works += [(work, None) for work in dist.batch_isend_irecv(far)]
+        shared.under_way += 1
+        return _Works(self, works, {peer: (near[peer], *tokens[peer]) for peer in near})
 
     def close(self) -> None:
         if self._heartbeat is not None:
@@ -152,11 +171,15 @@ class ProcessComm(Comm):
 
 
 class _Works(Pending):
-    def __init__(self, comm: ProcessComm, works: list[Any]):
-        self.comm, self.works = comm, works
+    def __init__(self, comm: ProcessComm, works: list[tuple[Any, Any]], tokens: dict[int, tuple[torch.Tensor, Any, torch.Tensor]]):
+        self.comm, self.works, self.tokens = comm, works, tokens
 
     def wait(self) -> None:
-        # gloo gives one Work per operation and nccl one for all: wait on every element.
-        with self.comm._guard("exchange"):
-            for work in self.works:
+        with self.comm._guard("exchange"), torch.no_grad():
+            for peer, (out, work, token) in self.tokens.items():
                 work.wait()
+                self.works.append(self.comm._shared.read(peer, token, out))
+            # gloo gives one Work per operation and nccl one for all: wait on every element.
+            for work, _ in self.works:
+                work.wait()
+        self.comm._shared.under_way -= 1

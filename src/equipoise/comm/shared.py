@@ -1,0 +1,161 @@
+"""Large tensors between workers of one host, through memory that both can see.
+
+gloo sends everything through a socket, also to a process next door. Here the payload is written once to anonymous shared
+memory and read by whoever needs it; small tokens on gloo say when, so that order, time-outs and the naming of a missing
+worker stay those of gloo. The memory belongs to the process that made it and goes with it, however it ends.
+
+Workers in different network namespaces count as different hosts: what is measured there must cross the network.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LEAST = 1 << 16  # bytes; smaller tensors are as fast on the socket
+_PIECE = 1 << 21  # elements summed at once: bounds the memory it takes
+_TOKEN, _ACK = 101, 102  # tags on gloo
+
+
+def place() -> str:
+    """Where this process runs, equal for processes that can share memory; empty where sharing is not possible."""
+    if not hasattr(os, "memfd_create") or os.environ.get("EQUIPOISE_SHARED_MEMORY") == "0":
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/net')}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+class Segment:
+    """Memory of this process that others can map, or of another one, mapped here."""
+
+    def __init__(self, handle: int, bytes: int):
+        self.handle = handle
+        self.memory = mmap.mmap(handle, bytes)
+        self.bytes = bytes
+        self.waiting: list[tuple[Any, torch.Tensor]] = []  # acknowledgements still to come, with their buffers
+
+    @classmethod
+    def make(cls, bytes: int) -> Segment:
+        handle = os.memfd_create("equipoise")
+        os.ftruncate(handle, bytes)
+        return cls(handle, bytes)
+
+    @classmethod
+    def of(cls, pid: int, handle: int, bytes: int) -> Segment:
+        return cls(os.open(f"/proc/{pid}/fd/{handle}", os.O_RDWR), bytes)
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+    def tensor(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """This memory as a flat tensor as large as `like`, from byte `start`."""
+        return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
+
+    def reclaim(self) -> None:
+        """Wait until everybody has read what was written here."""
+        for work, _ in self.waiting:
+            work.wait()
+        self.waiting = []
+
+
+class SharedMemory:
+    """The shared memory of one worker: who is within reach, what it wrote, what it mapped."""
+
+    def __init__(self, rank: int, size: int, gather_objects: Callable[[Any], list[Any]]):
+        self.rank, self.size, self._gather_objects = rank, size, gather_objects
+        rows = gather_objects((place(), os.getpid()))
+        here = rows[rank][0]
+        self.pids = {r: pid for r, (where, pid) in enumerate(rows) if where and where == here}
+        self.everybody = len(self.pids) == size
+        self.under_way = 0  # exchanges begun and not waited for
+        self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
+        self._others: dict[tuple[int, int], Segment] = {}
+        self._table: list[Segment] = []  # one segment per worker, for sums
+
+    def reaches(self, peer: int, tensor: torch.Tensor) -> bool:
+        """Both ends answer alike, from what both know."""
+        return peer in self.pids and tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LEAST
+
+    # -- messages -------------------------------------------------------------------------------------------------
+    def write(self, tensor: torch.Tensor) -> Segment:
+        """Put a tensor where peers can read it."""
+        bytes = tensor.numel() * tensor.element_size()
+        ring = self._own.setdefault(bytes, [])
+        # Two more than are under way: the oldest then belongs to an exchange that is over at this end, so that waiting for
+        # its readers cannot make two workers wait for each other.
+        segment = ring.pop(0) if len(ring) >= self.under_way + 2 else Segment.make(bytes)
+        segment.reclaim()
+        ring.append(segment)
+        segment.tensor(tensor).copy_(tensor.view(-1))
+        return segment
+
+    def announce(self, segment: Segment, peer: int) -> tuple[Any, torch.Tensor]:
+        """Tell a peer what to read; the segment is free again once it said that it has."""
+        token, answer = torch.tensor([segment.handle, segment.bytes]), torch.empty(1, dtype=torch.int64)
+        work = dist.isend(token, peer, tag=_TOKEN)
+        segment.waiting.append((dist.irecv(answer, peer, tag=_ACK), answer))
+        return work, token
+
+    def expect(self, peer: int) -> tuple[Any, torch.Tensor]:
+        token = torch.empty(2, dtype=torch.int64)
+        return dist.irecv(token, peer, tag=_TOKEN), token
+
+    def read(self, peer: int, token: torch.Tensor, out: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Copy what a token announced; the acknowledgement to wait for."""
+        handle, bytes = token.tolist()
+        key = (peer, handle)
+        if key not in self._others:
+            self._others[key] = Segment.of(self.pids[peer], handle, bytes)
+        out.view(-1).copy_(self._others[key].tensor(out))
+        answer = torch.zeros(1, dtype=torch.int64)
+        return dist.isend(answer, peer, tag=_ACK), answer
+
+    # -- sums -----------------------------------------------------------------------------------------------------
+    def sum(self, tensor: torch.Tensor) -> None:
+        """The sum over all workers in rank order, in place, a bounded piece at a time."""
+        for piece in tensor.view(-1).split(_PIECE):
+            self._sum(piece)
+
+    def _sum(self, flat: torch.Tensor) -> None:
+        """Everybody sums one chunk, everybody collects the chunks.
+
+        Two barriers are enough. Inputs are read between them, and whoever writes new ones has passed the second; chunks are
+        read after the second, and whoever writes new ones has passed the next first.
+        """
+        item, count = flat.element_size(), flat.numel()
+        chunk = -(-count // self.size)
+        bounds = [(min(r * chunk, count), min((r + 1) * chunk, count)) for r in range(self.size)]
+        needed = (count + chunk) * item
+        if not self._table or self._table[self.rank].bytes < needed:
+            self._share_table(needed)
+        mine = self._table[self.rank]
+        mine.tensor(flat).copy_(flat)
+        dist.barrier()
+        start, stop = bounds[self.rank]
+        part = flat[start:stop]
+        if len(part):
+            total = mine.tensor(part, count * item)
+            total.copy_(self._table[0].tensor(part, start * item))
+            for other in self._table[1:]:
+                total += other.tensor(part, start * item)
+        dist.barrier()
+        for other, (start, stop) in zip(self._table, bounds, strict=True):
+            if stop > start:
+                flat[start:stop].copy_(other.tensor(flat[start:stop], count * item))
+
+    def _share_table(self, bytes: int) -> None:
+        own = Segment.make(bytes)
+        rows = self._gather_objects(own.handle)
+        self._table = [
+            own if r == self.rank else Segment.of(self.pids[r], handle, bytes) for r, handle in enumerate(rows)
+        ]
+        self._gather_objects(None)  # nobody maps a segment that its owner has dropped already
