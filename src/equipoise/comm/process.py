@@ -24,10 +24,11 @@ class ProcessComm(Comm):
 
     virtual = False
 
-    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None):
+    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None, board: Any = None):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.deterministic = deterministic
         self.timeout = timeout
+        self._board = board  # where the launcher reads each worker's step
         self._heartbeat = Heartbeat(store.clone(), self.rank, self.size) if store is not None else None
         self._shared = SharedMemory(self.rank, self.size, self.gather_objects)
 
@@ -50,7 +51,9 @@ class ProcessComm(Comm):
         return cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
 
     @classmethod
-    def join(cls, store: Any, rank: int, size: int, *, timeout: float, deterministic: bool) -> ProcessComm:
+    def join(
+        cls, store: Any, rank: int, size: int, *, timeout: float, deterministic: bool, board: Any = None
+    ) -> ProcessComm:
         """Join a group through a store that all workers reach."""
         backend = "gloo"
         if torch.cuda.is_available():
@@ -59,22 +62,27 @@ class ProcessComm(Comm):
         limit = datetime.timedelta(seconds=timeout)
         prefixed = dist.PrefixStore("equipoise", store)
         dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
-        return cls(timeout=timeout, deterministic=deterministic, store=store)
+        return cls(timeout=timeout, deterministic=deterministic, store=store, board=board)
 
     @property
     def now(self) -> float:
         return 0.0
 
     def computed(self, examples: int) -> None:
+        self._tell_step()
+
+    def _tell_step(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.step = self.step
+        if self._board is not None:
+            self._board[self.rank] = self.step
 
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         """Turn a failed call into an error that names the worker which is missing."""
         if self._heartbeat is not None:
             self._heartbeat.calls += 1
-            self._heartbeat.step = self.step
+        self._tell_step()
         try:
             yield
         except RuntimeError as error:

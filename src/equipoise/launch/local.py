@@ -6,6 +6,7 @@ watches its children and says who failed first.
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
@@ -33,12 +34,14 @@ def run_processes(
     """`function(comm)` on forked processes; their results by rank. A failure is raised here and names the worker."""
     context = multiprocessing.get_context("fork")
     pipes, children = [], []
+    # Memory shared with the children: each writes the step it is in, so that the dead can be asked too.
+    board = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
     sys.stdout.flush()
     sys.stderr.flush()
     for rank in range(workers):
         ours, theirs = context.Pipe()
         child = context.Process(
-            target=_child, args=(function, rank, workers, theirs, timeout, deterministic), name=f"worker-{rank}"
+            target=_child, args=(function, rank, workers, theirs, timeout, deterministic, board), name=f"worker-{rank}"
         )
         child.start()
         theirs.close()
@@ -49,7 +52,7 @@ def run_processes(
     try:
         for pipe in pipes:
             pipe.send(store.port)
-        return _collect(children, pipes, store)
+        return _collect(children, pipes, board)
     finally:
         for child in children:
             if child.is_alive():
@@ -59,7 +62,13 @@ def run_processes(
 
 
 def _child(
-    function: Callable[[Comm], Any], rank: int, size: int, pipe: Connection, timeout: float, deterministic: bool
+    function: Callable[[Comm], Any],
+    rank: int,
+    size: int,
+    pipe: Connection,
+    timeout: float,
+    deterministic: bool,
+    board: memoryview,
 ) -> None:
     torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards what it wants known
@@ -69,7 +78,7 @@ def _child(
 
         port = pipe.recv()
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        comm = ProcessComm.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+        comm = ProcessComm.join(store, rank, size, timeout=timeout, deterministic=deterministic, board=board)
         set_current(comm)
         pipe.send(("done", function(comm)))
         comm.close()
@@ -89,7 +98,7 @@ def _child(
         os._exit(0)  # neither the parent's exit handlers nor its threads' leftovers belong to this process
 
 
-def _collect(children: list[Any], pipes: list[Connection], store: Any) -> list[Any]:
+def _collect(children: list[Any], pipes: list[Connection], board: memoryview) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, dict[str, Any]] = {}
     open_ranks = set(range(len(children)))
@@ -104,7 +113,7 @@ def _collect(children: list[Any], pipes: list[Connection], store: Any) -> list[A
                 kind, value = pipes[rank].recv()
             except (EOFError, ConnectionResetError):
                 children[rank].join()
-                failures[rank] = _death(rank, children[rank].exitcode, store)
+                failures[rank] = _death(rank, children[rank].exitcode, board[rank])
             else:
                 (results if kind == "done" else failures)[rank] = value
         if failures and deadline is None:
@@ -117,18 +126,15 @@ def _collect(children: list[Any], pipes: list[Connection], store: Any) -> list[A
     return [results[rank] for rank in range(len(children))]
 
 
-def _death(rank: int, code: int | None, store: Any) -> dict[str, Any]:
+def _death(rank: int, code: int | None, step: int) -> dict[str, Any]:
     """A worker that ended without a word."""
-    key, step = f"equipoise/beat/{rank}", 0
-    if store.check([key]):
-        step = int(store.get(key).split()[2])
     if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
+        how, hint = f"was killed by {signal.Signals(-code).name}", ""
         if -code == signal.SIGKILL:
-            how += " (if you did not do that, the machine may have run out of memory)"
+            hint = " (if you did not do that, the machine may have run out of memory)"
     else:
-        how = f"ended with exit code {code}"
-    text = f"worker {rank} {how}, last seen at step {step}"
+        how, hint = f"ended with exit code {code}", ""
+    text = f"worker {rank} {how} at step {step}{hint}"
     return {"type": "WorkerError", "text": text, "trace": "", "step": step, "victim": False, "blames": rank}
 
 
