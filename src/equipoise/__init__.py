@@ -1,11 +1,81 @@
-"""Equipoise: train one model on unequal workers, with slow links and uneven data."""
+"""Equipoise: train one model on unequal workers, with slow links and uneven data.
 
-from . import batch, order, partition, period, signal, sync, topology
-from .comm.network import Cluster as Cluster
-from .launch.start import launch as launch
-from .loop.sampler import Sampler as Sampler
-from .loop.train import Run as Run
-from .loop.train import train as train
+Names are imported when they are first used: the command must answer `--help` before torch could be loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import batch, order, partition, period, signal, sync, topology
+    from .comm.network import Cluster as Cluster
+    from .launch.start import launch as launch
+    from .loop.attach import attach as attach
+    from .loop.sampler import Sampler as Sampler
+    from .loop.train import Run as Run
+    from .loop.train import train as train
+    from .recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Run", "Sampler", "batch", "launch", "order", "partition", "period", "signal", "sync", "topology", "train"]
+__all__ = [
+    "Cluster",
+    "Recipe",
+    "Run",
+    "Sampler",
+    "__version__",
+    "attach",
+    "batch",
+    "launch",
+    "order",
+    "partition",
+    "period",
+    "signal",
+    "sync",
+    "topology",
+    "train",
+]
+
+_AXES = ("batch", "order", "partition", "period", "signal", "sync", "topology")
+_HOMES = {
+    "Cluster": "comm.network",
+    "Recipe": "recipe",
+    "Run": "loop.train",
+    "Sampler": "loop.sampler",
+    "attach": "loop.attach",
+    "train": "loop.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _AXES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(types.ModuleType):
+    """`launch` is a function for users and a package below: the function wins, whichever is loaded first."""
+
+    @property
+    def launch(self) -> Callable[..., list[Any]]:
+        return importlib.import_module(f"{__name__}.launch.start").launch
+
+    @launch.setter
+    def launch(self, package: types.ModuleType) -> None:
+        """The import system announces the package here; it stays reachable through `sys.modules`."""
+
+
+if not TYPE_CHECKING:
+    sys.modules[__name__].__class__ = _Package

@@ -32,9 +32,33 @@ batch     | fixed          | batch.fixed:Fixed                       | one size,
 period    | every          | period.every:Every                      | a round every H optimizer steps
 topology  | complete       | topology.complete:Complete              | everybody talks to everybody
 topology  | ring           | topology.ring:Ring                      | two neighbours on a circle
+topology  | path           | topology.path:Path                      | a line: a ring with one link cut
+topology  | star           | topology.star:Star                      | everybody talks to one hub
+topology  | torus          | topology.torus:Torus                    | a grid whose opposite sides touch: four neighbours
+topology  | hypercube      | topology.hypercube:Hypercube            | numbers that differ in one bit; a power of two of workers
+topology  | exponential    | topology.exponential:Exponential        | sends to 1, 2, 4, ... further on; directed
+topology  | one-peer       | topology.one_peer:OnePeer               | sends to one worker a round, 1, 2, 4, ... further on in turn; directed
+topology  | base-k         | topology.base_k:BaseK                   | at most k peers a round; one period is the exact mean for any number of workers
+topology  | matching       | topology.matching:Matching              | random pairs, drawn anew each round
+topology  | random         | topology.random:Random                  | a random connected graph (Erdos-Renyi)
+topology  | edges          | topology.edges:Edges                    | your own graph: a file with a line `a b [weight]` per link
 sync      | none           | sync.none:NoSync                        | no communication: workers train alone
 sync      | all-reduce     | sync.all_reduce:AllReduce               | gradients averaged at every step (data parallel)
 sync      | periodic-average | sync.periodic_average:PeriodicAverage | parameters averaged every H steps (Local SGD)
+sync      | d-psgd         | sync.d_psgd:DPSGD                       | models averaged with the neighbours' (gossip)
+sync      | d2             | sync.d2:D2                              | gossip that takes its own bias back; exact on unequal data
+sync      | dsgt           | sync.dsgt:DSGT                          | gossip of models and of trackers of the mean gradient; exact
+sync      | detag          | sync.detag:DeTAG                        | gradient tracking with accelerated gossip by phases; exact, fewest rounds
+sync      | defacto        | sync.defacto:DeFacto                    | gossip rounds whose product is the exact mean
+sync      | mg-dsgd        | sync.mg_dsgd:MGDSGD                     | gathered gradients, then rounds of accelerated gossip
+sync      | sgp            | sync.sgp:SGP                            | gossip along one-way links, de-biased by push-sum weights
+sync      | qg-dsgdm       | sync.qg_dsgdm:QGDSGDm                   | gossip with a momentum that follows the mixed model
+sync      | dsgdm-n        | sync.dsgdm_n:DSGDmN                     | gossip with each worker's own Nesterov momentum
+sync      | k-gt           | sync.k_gt:KGT                           | gradient tracking with local steps; exact on unequal data
+sync      | edm            | sync.edm:EDM                            | D2 with momentum; exact on unequal data
+sync      | relay          | sync.relay:RelaySGD                     | models relayed along a spanning tree; exact on unequal data
+sync      | matcha         | sync.matcha:MATCHA                      | gossip over randomly drawn matchings, within a budget
+sync      | ad-psgd        | sync.ad_psgd:ADPSGD                     | pairs average in the background with models one round old
 data      | digits         | data.digits:Digits                      | 1,797 handwritten digits, 8 x 8, bundled with scikit-learn
 data      | fashion-mnist  | data.fashion_mnist:FashionMNIST         | idx files, plain or gzip, in --data.dir
 data      | cifar10        | data.cifar10:CIFAR10                    | npz with JPEG images, or the cifar-10-batches-py folder, in --data.dir

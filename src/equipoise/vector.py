@@ -50,17 +50,20 @@ class Flat:
     def _refuse_misfits(self) -> None:
         if not self.parameters:
             raise UserError("the model has no trainable parameter: set requires_grad=True on what should train")
-        seen: dict[int, str] = {}
+        spans = []
         for name, p in self.parameters.items():
             if not p.is_floating_point():
                 raise UserError(f"parameter {name} is {p.dtype}: only real floating-point parameters can be averaged")
-            start = p.untyped_storage().data_ptr() + p.storage_offset() * p.element_size()
-            if p.numel() and start in seen:
+            if p.numel():
+                reach = p.numel() if p.is_contiguous() else 1  # of interleaved ones only a common start counts
+                spans.append((p.data_ptr(), p.data_ptr() + reach * p.element_size(), name))
+        spans.sort()
+        for (_, stop, one), (start, _, other) in zip(spans, spans[1:], strict=False):
+            if start < stop:
                 raise UserError(
-                    f"parameters {seen[start]} and {name} share memory but are two objects: tie them by assigning the "
+                    f"parameters {one} and {other} share memory but are two objects: tie them by assigning the "
                     "same nn.Parameter to both modules"
                 )
-            seen[start] = name
         devices = {p.device for p in self.parameters.values()}
         if len(devices) > 1:
             raise UserError(f"the parameters lie on {sorted(map(str, devices))}: move the model to one device per worker")
@@ -71,10 +74,20 @@ class Flat:
             view = self.x[s.start : s.stop].view(s.shape)
             view.copy_(p)
             p.data = view
+        # Where each view must still be; an empty parameter has no address.
+        self._homes = [(p, p.data_ptr()) for _, p in self._viewed if p.numel()]
         self.gather()
 
     def __len__(self) -> int:
         return self.x.numel()
+
+    @torch.no_grad()
+    def widen(self, elements: int) -> torch.Tensor:
+        """Move `x` to the front of a buffer with room for `elements` more, so that both travel as one message; the buffer."""
+        buffer = self.x.new_zeros(len(self) + elements)
+        self.x = buffer[: len(self)]
+        self._adopt()  # copies the parameters there
+        return buffer
 
     @property
     def gradient_with_tail(self) -> torch.Tensor:
@@ -90,9 +103,8 @@ class Flat:
     @torch.no_grad()
     def gather(self) -> torch.Tensor:
         """`x` with the narrower parameters copied in; re-adopts a model whose parameters were moved elsewhere."""
-        s, p = self._viewed[0]
-        if p.data_ptr() != self.x.data_ptr() + s.start * self.x.element_size():
-            if p.dtype != self.x.dtype or p.device != self.x.device:
+        if any(p.data_ptr() != home for p, home in self._homes):
+            if any(p.dtype != self.x.dtype or p.device != self.x.device for p, _ in self._homes):
                 raise UserError("the model was converted after it was attached: call .to(...) before eq.attach or eq.train")
             self._adopt()
         for s, p in self._staged:
@@ -161,19 +173,25 @@ class Buffers:
     """
 
     def __init__(self, module: nn.Module):
-        self.buffers = [b for b in module.buffers() if b.is_floating_point()]
+        self.module = module
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Looked up at each use: a forward pass may assign a new tensor to a buffer."""
+        return [b for b in self.module.buffers() if b.is_floating_point()]
 
     def __len__(self) -> int:
         return sum(b.numel() for b in self.buffers)
 
     @torch.no_grad()
     def gather(self) -> torch.Tensor:
-        if not self.buffers:
+        buffers = self.buffers
+        if not buffers:
             return torch.empty(0)
-        dtype = self.buffers[0].dtype
-        for b in self.buffers:
+        dtype = buffers[0].dtype
+        for b in buffers:
             dtype = torch.promote_types(dtype, b.dtype)
-        return torch.cat([b.reshape(-1).to(dtype) for b in self.buffers])
+        return torch.cat([b.reshape(-1).to(dtype) for b in buffers])
 
     @torch.no_grad()
     def scatter(self, vector: torch.Tensor) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 from ..errors import CheckpointError
 
 # What may change between a stop and a resume without changing what the run means.
-FREE = ("epochs", "steps", "samples", "budget", "workers", "checkpoint_every", "keep", "log_every", "timeout", "out", "evaluate_every")
+FREE = (
+    *("epochs", "steps", "samples", "budget", "workers", "virtual", "deterministic", "timeout"),
+    *("checkpoint_every", "keep", "log_every", "evaluate_every", "tensorboard", "out"),
+)
 
 
 def refuse_mismatch(stored: dict[str, Any], present: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ def choose(run: Path, step: int | None = None) -> Path:
     """The checkpoint to resume from, verified; the newest unless a step is named."""
     found = available(run)
     if not found:
-        raise CheckpointError(f"{run} has no checkpoint to resume from: start it again with `equipoise train`")
+        raise CheckpointError(f"{run} has no checkpoint to resume from: start it again with `equipoise train` and another --out")
     if step is not None:
         named = [p for p in found if p.name == f"step-{step}"]
         if not named:

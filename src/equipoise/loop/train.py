@@ -138,17 +138,21 @@ def prepare(job: Job, resume: bool | int) -> None:
     """Make the run's folder, or find the checkpoint in it."""
     from ..checkpoint.match import refuse_mismatch
     from ..checkpoint.store import choose, read_manifest
+    from ..launch.current import under_torchrun
 
     assert job.folder is not None
     if resume is not False:
         job.resume = choose(job.folder, None if resume is True else resume)
         refuse_mismatch(read_manifest(job.resume)["fingerprint"], job.fingerprint)
         return
-    if (job.folder / "events.jsonl").exists():
+    # Under torchrun every process comes here: the first one alone may claim the folder.
+    first = not under_torchrun() or os.environ["RANK"] == "0"
+    if first and (job.folder / "events.jsonl").exists():
         raise CheckpointError(f"{job.folder} holds a run already: resume it, or choose another folder")
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "events.jsonl").touch()
+        if first:
+            (job.folder / "events.jsonl").touch()
     except OSError as error:
         raise UserError(f"cannot write to {job.folder}: {error.strerror}; choose another folder") from None
 

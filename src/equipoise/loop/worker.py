@@ -28,6 +28,7 @@ from .agree import Control, make_equal
 from .evaluate import evaluate, finish, health
 from .job import Job
 from .sampler import Position
+from .schedule import Schedule
 
 
 class Worker:
@@ -55,6 +56,8 @@ class Worker:
         self.watched = self.order.watches or self.batch.watches
         self.needs_flat = self.sync.uses_gradient or self.watched or job.nonfinite == "skip"
         self.position = Position(self.context, blocks, self.order, self.batch, job.drop_last)
+        if isinstance(self.scheduler, Schedule):
+            self.scheduler.follow(self)
         self.control = Control(self)
         self.observer = Observer(self)
         if job.resume is not None:
@@ -81,6 +84,7 @@ class Worker:
         job, clock, flat, sync = self.job, self.clock, self.flat, self.sync
         indices, places = self.position.take()
         clock.batch = len(indices)
+        self.context.reference = max(self.batch.sizes())
         clock.lr = self.optimizer.param_groups[0]["lr"]
         clock.due = self.talks and self.period.due(clock)
         self.comm.step = clock.step + 1
@@ -147,7 +151,7 @@ class Worker:
         what = None
         if not math.isfinite(loss):
             what = f"the loss is {loss}"
-        elif g is not None and not math.isfinite(g.sum().item()):
+        elif self.job.nonfinite == "skip" and g is not None and not math.isfinite(g.sum().item()):
             what = "the gradient is not finite"
         if what is None:
             return True

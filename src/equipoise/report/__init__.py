@@ -1,0 +1,1 @@
+"""Pages and pictures, all of them derived from a run's folder."""

@@ -1,0 +1,61 @@
+"""`--dry-run`: the resolved recipe and what it will cost, without a single step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..comm.virtual import VirtualComm, World
+from ..context import Context
+from ..loop.job import Job
+from ..period.every import Every
+from ..recipe import Recipe
+from ..sync.none import NoSync
+from ..vector import Flat
+
+
+def forecast(recipe: Recipe) -> str:
+    """TOML throughout: the cost stands in comments."""
+    job, how = recipe.build()
+    rows = cost(job, how["workers"])
+    width = max(len(name) for name, _ in rows) + 2
+    return recipe.text() + "\n" + "\n".join(f"# {name:<{width}}{value}" for name, value in rows)
+
+
+def cost(job: Job, workers: int) -> list[tuple[str, str]]:
+    flat = Flat(job.model())
+    itemsize = flat.x.element_size()
+    sync = job.sync if workers > 1 else NoSync()
+    quiet, talking = (
+        [
+            sum(column)
+            for column in zip(*(sync.cost(len(flat), itemsize, r, workers, due) for r in range(workers)), strict=True)
+        ]
+        for due in (False, True)
+    )
+    found = [
+        ("parameters", f"{len(flat):,} of {itemsize} bytes"),
+        ("examples", f"{len(job.train):,} on {workers} workers"),
+        ("steps per epoch", f"{steps_per_epoch(job, workers):,} at the first batch sizes"),
+        ("step without a round", _words(quiet)),
+        ("step with a round", _words(talking)),
+    ]
+    if isinstance(job.period, Every):
+        average = [q + (t - q) / job.period.steps for q, t in zip(quiet, talking, strict=True)]
+        found.append(("step on average", _words(average)))
+    return found
+
+
+def steps_per_epoch(job: Job, workers: int) -> int:
+    """Until the last worker is through its block, or the first one where the last batch is dropped."""
+    blocks = job.partition.blocks(job.train.view(), workers, job.seed)
+    world = World(workers)
+    comm = VirtualComm(world, world.workers[0])
+    mine = len(blocks[0])
+    sizes = job.batch.bind(Context(comm, seed=job.seed, examples=mine, share=mine / len(job.train))).sizes()
+    pairs = list(zip(map(len, blocks), sizes, strict=True))
+    return min(n // b for n, b in pairs) if job.drop_last else max(-(-n // b) for n, b in pairs)
+
+
+def _words(pair: list[Any]) -> str:
+    messages, bytes = pair
+    return f"{messages:,.6g} messages, {bytes:,.0f} bytes sent by the sync of all workers"

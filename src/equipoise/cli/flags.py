@@ -1,0 +1,85 @@
+"""The flags of a recipe: one per axis, dotted ones for its options, one per plain setting."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..errors import UserError
+from ..recipe import DEFAULTS, Recipe
+from ..registry import AXES
+from ..settings import SETTINGS
+from .literal import literal
+from .parser import Parser
+
+_QUESTIONS = {
+    "partition": "which examples a worker owns",
+    "order": "in which order it visits them",
+    "batch": "how many per step: a name, a number, or one number per worker (8,16,32)",
+    "period": "when workers talk: a name, or a number H for every H steps",
+    "topology": "who talks to whom",
+    "sync": "what they exchange and how they combine it",
+    "data": "what to train on",
+    "model": "what to train",
+}
+_DECIDED = {
+    "batch": "32",
+    "period": "1",
+    "topology": "the one of the sync",
+    "sync": "all-reduce, or periodic-average with a period",
+    "model": "one that fits the data",
+}
+_METAVARS = {"cluster": "FILE", "budget": "TIME", "out": "FOLDER"}
+
+
+def add_recipe_flags(parser: Parser) -> None:
+    """Every axis and every setting; nothing that is left out appears in the arguments."""
+    parser.dotted = AXES
+    group = parser.add_argument_group(
+        "choices",
+        "Names: equipoise list AXIS. Options: equipoise list AXIS NAME; set with --AXIS.OPTION VALUE.",
+    )
+    for axis in AXES:
+        default = _DECIDED.get(axis, DEFAULTS.get(axis))
+        words = f"{_QUESTIONS[axis]} (default: {default})"
+        group.add_argument(f"--{axis}", metavar="NAME", default=argparse.SUPPRESS, help=words)
+    groups: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        if setting.group not in groups:
+            groups[setting.group] = parser.add_argument_group(setting.group)
+        flag = f"--{setting.name.replace('_', '-')}"
+        words = setting.help.replace("%", "%%")
+        if setting.default is not None and setting.kind is not bool:
+            words += f" (default: {setting.default:g})" if setting.kind is not str else f" (default: {setting.default})"
+        if setting.kind is bool:
+            groups[setting.group].add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=words
+            )
+            continue
+        named = "|".join(setting.choices) or _METAVARS.get(setting.name)
+        metavar = named or ("N" if setting.kind is int else "X")
+        groups[setting.group].add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
+
+
+def table_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The flags that were given, in the shape of a recipe file."""
+    given = vars(arguments)
+    table: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        if name in given:
+            text = given[name]
+            table[name] = literal(text) if setting.kind in (int, float) else text
+    for axis in AXES:
+        options = given["dotted"].get(axis, {})
+        if "name" in options:
+            raise UserError(f"--{axis}.name: write --{axis} {options['name']}")
+        if axis in given:
+            table[axis] = {"name": literal(given[axis]), **options}
+        elif options:
+            table[axis] = options
+    return table
+
+
+def recipe_of(arguments: argparse.Namespace, base: Recipe) -> Recipe:
+    """`base` with the flags on top."""
+    return base.merged(table_of(arguments), "flags")

@@ -1,0 +1,78 @@
+"""argparse with three habits more: `--a_b` is `--a-b`, flags may be dotted, typing errors get a hint."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..errors import UserError
+from .literal import literal
+
+_NUMBER = re.compile(r"-(\d|\.\d)")
+
+
+def closest(word: str, known: Sequence[str]) -> str:
+    """A hint in front of another one: too many names to list them all."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """`dotted`: the words before the dot in flags such as `--sync.rounds 4`; see `arguments.dotted`."""
+
+    def __init__(self, **options: Any):
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+        self.dotted: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: try {self.prog} --help")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments; a misspelt flag is refused before its value could be taken for something else."""
+        rest: list[str] = []
+        dotted: dict[str, dict[str, Any]] = {}
+        queue = list(words)
+        while queue:
+            word = queue.pop(0)
+            if word == "--":
+                rest += [word, *queue]
+                break
+            if not word.startswith("--"):
+                rest.append(word)
+                continue
+            flag, equals, value = word.partition("=")
+            flag = flag.replace("_", "-")
+            if "." not in flag:
+                self._known(flag)
+                rest.append(flag + equals + value)
+                continue
+            axis, option = self._split(flag)
+            if not equals:
+                if not queue or (queue[0].startswith("-") and not _NUMBER.match(queue[0])):
+                    raise UserError(f"{flag} needs a value: write {flag} VALUE")
+                value = queue.pop(0)
+            dotted.setdefault(axis, {})[option] = literal(value)
+        arguments = self.parse_args(rest)
+        arguments.dotted = dotted
+        return arguments
+
+    def _known(self, flag: str) -> None:
+        flags = [f for f in self._option_string_actions if f.startswith("--")]
+        if flag not in flags:
+            raise UserError(f"unknown flag {flag}: {closest(flag, flags)}try {self.prog} --help")
+
+    def _split(self, flag: str) -> tuple[str, str]:
+        axis, _, option = flag[2:].partition(".")
+        if axis not in self.dotted:
+            near = difflib.get_close_matches(axis, self.dotted, n=1, cutoff=0.5)
+            hint = f"did you mean '--{near[0]}.{option}'? " if near else ""
+            raise UserError(f"unknown flag {flag}: {hint}try {self.prog} --help")
+        return axis, option.replace("-", "_")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30)

@@ -1,0 +1,88 @@
+"""`equipoise resume RUN`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, UserError
+from ..recipe import Recipe
+from ..settings import LENGTHS
+from .failure import rank
+from .flags import add_recipe_flags, table_of
+from .literal import literal
+from .parser import Parser
+
+_WORDS = """Any flag of `equipoise train` is taken, but only what leaves the meaning of the run alone may
+differ: its length, the number and kind of workers, how often it logs, evaluates and keeps checkpoints.
+A length given here replaces all lengths of the run.
+
+examples:
+  equipoise resume runs/demo-1 --epochs 20
+  equipoise resume runs/digits-all-reduce-3 --workers 2
+"""
+
+
+def configure(parser: Parser) -> None:
+    parser.usage, parser.epilog = "equipoise resume RUN [--from STEP] [flags]", _WORDS
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("--from", dest="step", metavar="STEP", help="the checkpoint of this step (default: the newest)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_recipe_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..checkpoint.match import refuse_mismatch
+
+    folder = Path(arguments.run)
+    stored = read(folder)
+    flags = table_of(arguments)
+    base = stored.without(*LENGTHS) if set(flags) & set(LENGTHS) else stored
+    recipe = base.merged(flags, "flags").merged({"out": arguments.run})
+    step = _step(arguments.step)
+    refuse_mismatch(stored.flat(), recipe.flat())
+    done = result_of(folder)
+    if step is None and done is not None and finished(done, recipe.plain()):
+        if rank() == 0:
+            print(f"{folder} is finished at step {done['steps']}: to go on, give it more, such as --epochs")
+        return 0
+    from .again import again
+
+    return again(recipe, folder, step, quiet=arguments.quiet)
+
+
+def read(folder: Path) -> Recipe:
+    """The recipe that the run was started with."""
+    if not (folder / "recipe.toml").is_file():
+        raise CheckpointError(f"{folder} is not the folder of a run: it has no recipe.toml")
+    return Recipe.load(folder / "recipe.toml")
+
+
+def result_of(folder: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def finished(result: dict[str, Any], plain: dict[str, Any]) -> bool:
+    """Has the run reached one of its lengths?"""
+    from ..comm.network import duration
+
+    if plain["budget"] is not None:
+        used = result["seconds"] if result["simulated_seconds"] is None else result["simulated_seconds"]
+        if used >= duration(plain["budget"], "budget"):
+            return True
+    limits = {name: plain[name] for name in ("epochs", "steps", "samples") if plain[name] is not None}
+    return any(result[name] >= limit for name, limit in limits.items())
+
+
+def _step(text: str | None) -> int | None:
+    if text is None:
+        return None
+    step = literal(text.removeprefix("step-"))
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise UserError(f"--from {text}: takes the number of a step, such as --from 120")
+    return step

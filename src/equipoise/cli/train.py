@@ -1,0 +1,51 @@
+"""`equipoise train [RECIPE.toml] [flags]`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import UserError
+from ..recipe import Recipe
+from .failure import rank
+from .flags import add_recipe_flags, recipe_of
+from .parser import Parser
+
+_EXAMPLES = """examples:
+  equipoise train --data digits --workers 4 --epochs 5
+  equipoise train --period 8 --partition dirichlet --partition.alpha 0.1
+  equipoise train recipe.toml --workers 16 --virtual --out runs/sixteen
+  equipoise train recipe.toml --dry-run
+  torchrun --standalone --nproc-per-node 2 -m equipoise train --out runs/two
+"""
+
+
+def configure(parser: Parser) -> None:
+    parser.usage, parser.epilog = "equipoise train [RECIPE.toml] [flags]", _EXAMPLES
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE.toml", help="recipe file; flags win over what it says")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved recipe and its cost, run nothing")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_recipe_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    recipe = Recipe.load(arguments.recipe) if arguments.recipe is not None else Recipe()
+    recipe = recipe_of(arguments, recipe)
+    if arguments.dry_run:
+        from .dry_run import forecast
+
+        text = forecast(recipe)
+        if rank() == 0:
+            print(text)
+        return 0
+    from .go import fresh
+
+    return fresh(recipe, stem(recipe), quiet=arguments.quiet)
+
+
+def stem(recipe: Recipe) -> Path:
+    """Where runs of this recipe go unless --out says otherwise; a number is added."""
+    data, sync = recipe.chosen("data").name, recipe.chosen("sync").name
+    if data is None or sync is None:
+        raise UserError("the recipe names no data or no sync")
+    return Path("runs") / f"{data}-{sync}"

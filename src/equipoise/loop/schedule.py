@@ -1,0 +1,69 @@
+"""The learning rate over the part of the run that is done, counted in samples where the run is.
+
+Batch sizes may change while a run goes on: the number of steps to its end is not known, that of samples is.
+The rate is taken at the middle of the coming step: neither the first nor the last is wasted on a rate of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+
+def factor(kind: str, warmup: float, done: float) -> float:
+    """What the learning rate is multiplied by when the part `done` of the run is over."""
+    if done < warmup:
+        return done / warmup
+    rest = (done - warmup) / (1.0 - warmup)
+    if kind == "linear":
+        return 1.0 - rest
+    return 0.5 * (1.0 + math.cos(math.pi * rest)) if kind == "cosine" else 1.0
+
+
+class Schedule:
+    """Sets the learning rate of one worker's optimizer before every step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, kind: str, warmup: float):
+        self.optimizer, self.kind, self.warmup = optimizer, kind, warmup
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.worker: Worker | None = None
+
+    def follow(self, worker: Worker) -> None:
+        """Take the progress from this worker from now on."""
+        self.worker = worker
+        self._set(worker.clock.step)
+
+    def step(self) -> None:
+        assert self.worker is not None
+        self._set(self.worker.clock.step + 1)
+
+    def _set(self, coming: int) -> None:
+        scale = factor(self.kind, self.warmup, self._done(coming))
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * scale
+
+    def _done(self, coming: int) -> float:
+        assert self.worker is not None
+        length, position = self.worker.job.length, self.worker.position
+        left = sum(position.lengths) - sum(position.taken)  # 0 at the end of an epoch, where a full batch comes next
+        size = sum(self.worker.batch.sizes())
+        samples = position.consumed + 0.5 * min(size, left or size)
+        parts = [0.0]
+        if length.steps is not None:
+            parts.append((coming + 0.5) / length.steps)
+        if length.samples is not None:
+            parts.append(samples / length.samples)
+        if length.epochs is not None:
+            parts.append(samples / (length.epochs * len(self.worker.job.train)))
+        return min(1.0, max(parts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the rate follows from where the worker is."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
