@@ -208,7 +208,7 @@ def _same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize(("axis", "name"), toy.methods("topology"))
 def test_topology_is_a_pure_function_of_the_round(axis: str, name: str, tmp_path: Path) -> None:
     for size in (1, 2, 4, 8, 16):
-        graph = toy.make(axis, name, tmp_path).on(size)
+        graph = toy.make(axis, name, tmp_path, size).on(size)
         for round in (0, 1, 7):
             rows = [graph.neighbours(round, rank) for rank in range(size)]
             assert rows == [graph.neighbours(round, rank) for rank in range(size)]

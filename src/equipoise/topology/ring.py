@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Topology
+from .base import Static
 
 
 @dataclass
-class Ring(Topology):
-    """Two neighbours on a circle, weights 1/3 (Metropolis-Hastings); lambda = (1 + 2 cos(2 pi / n)) / 3 for n > 3."""
+class Ring(Static):
+    """Two neighbours on a circle, weights 1/3 (Metropolis-Hastings).
+
+    lambda = (1 + 2 cos(2 pi / n)) / 3 for n > 3, and 0 for 2 and 3 workers, where a ring is the complete
+    graph. An even ring has lambda_min = -1/3 exactly.
+    """
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         if size == 2:

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Static
+from .weights import metropolis
+
+
+@dataclass
+class Path(Static):
+    """A ring with one link cut. Metropolis-Hastings weights; lambda = (1 + 2 cos(pi / n)) / 3 for n > 2."""
+
+    def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
+        return metropolis(rank, lambda i: [peer for peer in (i - 1, i + 1) if 0 <= peer < size])

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..errors import UserError
+from ..method import option
+from .base import Static
+from .graphs import parts
+from .weights import metropolis
+
+_DRAWS = 200
+
+
+@dataclass
+class Random(Static):
+    """An Erdos-Renyi graph G(n, p), drawn again until it is connected; Metropolis-Hastings weights.
+
+    The graph depends on the seed, p and n alone. G(n, p) is connected with high probability from p = ln(n) /
+    n on.
+
+    Reference: Erdos and Renyi, On Random Graphs I, Publicationes Mathematicae 1959.
+    """
+
+    probability: float = option(0.0, help="of each link; 0 takes 2 ln(n) / n", least=0, most=1)
+    seed: int = option(0, help="of what is drawn; the same on all workers", least=0)
+
+    def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
+        graph = _graph(self.probability or min(1.0, 2 * math.log(size) / size), self.seed, size)
+        return metropolis(rank, graph.__getitem__)
+
+
+@lru_cache(maxsize=16)
+def _graph(probability: float, seed: int, size: int) -> tuple[tuple[int, ...], ...]:
+    for draw in range(_DRAWS):
+        lot = np.random.default_rng([seed, draw]).random((size, size))
+        linked = np.triu(lot < probability, 1)
+        linked |= linked.T
+        graph = tuple(tuple(np.flatnonzero(row).tolist()) for row in linked)
+        if len(parts(graph)) == 1:
+            return graph
+    raise UserError(
+        f"Random(probability={probability:.3g}) over {size} workers: {_DRAWS} draws and none was connected: "
+        f"use at least {min(1.0, math.log(size) / size):.2g}, or 0 for twice that"
+    )
