@@ -60,7 +60,7 @@ def compare(comm: Comm, block: int, repetitions: int) -> list[tuple[float, float
 
 def main() -> None:
     args = arguments(__doc__, workers=4, block=20, repetitions=15)
-    rows = eq.launch(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
+    rows = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
     mine, peers = [a for a, _ in rows], [b for _, b in rows]
     print(f"DDP step {1e3 * statistics.median(peers):.1f} ms, ours {1e3 * statistics.median(mine):.1f} ms (medians)")
     report("All-reduce, 4 gloo processes", [("our step / DDP step", median_ratio(mine, peers), 1.05)], args.json)

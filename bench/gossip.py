@@ -120,7 +120,7 @@ def main() -> None:
     args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0)
     if args.socket:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = "0"
-    seconds, sent = eq.launch(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
+    seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
     print(f"{args.workers} processes; large messages through {'sockets' if args.socket else 'shared memory'}")
     for name, values in seconds.items():
         extra = f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import batch, order, partition, period, signal, sync, topology
     from .comm.network import Cluster as Cluster
     from .launch.start import launch as launch
+    from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
     from .loop.sampler import Sampler as Sampler
     from .loop.train import Run as Run
@@ -35,6 +36,7 @@ __all__ = [
     "partition",
     "period",
     "signal",
+    "spawn",
     "sync",
     "topology",
     "train",
@@ -45,6 +47,7 @@ _HOMES = {
     "Cluster": "comm.network",
     "Recipe": "recipe",
     "Run": "loop.train",
+    "spawn": "launch.start",
     "Sampler": "loop.sampler",
     "attach": "loop.attach",
     "train": "loop.train",

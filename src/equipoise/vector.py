@@ -83,7 +83,7 @@ class Flat:
 
     @torch.no_grad()
     def widen(self, elements: int) -> torch.Tensor:
-        """Move `x` to the front of a buffer with room for `elements` more, so that both travel as one message; the buffer."""
+        """Move `x` to the front of a buffer with room for `elements` more, so that both go in one message; the buffer."""
         buffer = self.x.new_zeros(len(self) + elements)
         self.x = buffer[: len(self)]
         self._adopt()  # copies the parameters there
@@ -205,5 +205,5 @@ def digest(*tensors: torch.Tensor) -> str:
     """SHA-256 over the bytes of tensors, for comparing models in a shell."""
     sha = hashlib.sha256()
     for t in tensors:
-        sha.update(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..comm.virtual import seed_worker
+from .store import load_trained
 
 if TYPE_CHECKING:
     from ..loop.worker import Worker
 
 
 def load_resharded(worker: Worker, states: list[dict[str, Any]]) -> None:
-    worker.model.load_state_dict(mean([s["model"] for s in states]))
-    worker.optimizer.load_state_dict(mean([s["optimizer"] for s in states]))
-    if worker.scheduler is not None:
-        worker.scheduler.load_state_dict(states[0]["scheduler"])
+    merged = {"model": mean([s["model"] for s in states]), "optimizer": mean([s["optimizer"] for s in states])}
+    load_trained(worker, {**merged, "scheduler": states[0]["scheduler"]}, states[0]["classes"])
     worker.clock.load_state_dict(states[0]["clock"])
     first = worker.comm.rank == 0
     worker.clock.samples = sum(s["clock"]["samples"] for s in states) if first else 0
@@ -34,14 +33,19 @@ def load_resharded(worker: Worker, states: list[dict[str, Any]]) -> None:
 
 
 def mean(values: list[Any]) -> Any:
-    """Floating-point tensors averaged, everything else as the first has it, through dicts and lists."""
+    """Floating-point tensors averaged, everything else as the first has it, through dicts and lists.
+
+    Over the workers that have it: one that never took a step has no momentum yet.
+    """
+    values = [v for v in values if v is not None] or [None]
     first = values[0]
     if isinstance(first, torch.Tensor):
         if not first.is_floating_point():
             return first
         return torch.stack([v.double() for v in values]).mean(0).to(first.dtype)
     if isinstance(first, dict):
-        return {key: mean([v[key] for v in values]) for key in first}
+        keys = dict.fromkeys(key for v in values for key in v)
+        return {key: mean([v[key] for v in values if key in v]) for key in keys}
     if isinstance(first, list):
         return [mean(list(items)) for items in zip(*values, strict=True)]
     return first

@@ -23,6 +23,7 @@ import torch
 
 from ..comm.virtual import rng_state, set_rng_state
 from ..errors import CheckpointError
+from .match import refuse_mismatch
 
 if TYPE_CHECKING:
     from ..loop.worker import Worker
@@ -39,7 +40,8 @@ def save(worker: Worker) -> Path:
     problem = None
     try:
         if comm.rank == 0:
-            shutil.rmtree(part, ignore_errors=True)
+            for left in top.glob(".step-*"):  # by runs that were killed
+                shutil.rmtree(left, ignore_errors=True)
             part.mkdir(parents=True)
     except OSError as error:
         problem = f"cannot write checkpoints to {top}: {error.strerror}; free space or choose another --out"
@@ -65,16 +67,28 @@ def save(worker: Worker) -> Path:
             "files": [f for _, f in files],
             "fingerprint": worker.job.fingerprint,
         }
-        _write(part / "manifest.json", json.dumps(manifest, indent=1).encode())
-        if final.exists():
-            shutil.rmtree(final)
-        os.rename(part, final)
-        _sync_folder(top)
-        for old in available(worker.job.folder)[: -worker.job.keep]:
-            shutil.rmtree(old, ignore_errors=True)
-    comm.gather_objects(None)
+        try:
+            _write(part / "manifest.json", json.dumps(manifest, indent=1).encode())
+            _sync_folder(part)
+            if final.exists():
+                os.rename(final, top / f".step-{step}.old")
+            os.rename(part, final)
+            _sync_folder(top)
+        except OSError as error:
+            problem = f"cannot write {final}: {error.strerror}; free space or choose another --out"
+        else:
+            _remove_old(worker.job.folder, step, worker.job.keep)
+    _all_well(comm.gather_objects(problem))
     worker.observer.emit("checkpoint", path=final.name)
     return final
+
+
+def _remove_old(run: Path, step: int, keep: int) -> None:
+    """Leave the last `keep` checkpoints up to this one. Later ones belong to a future that a resume from before gave up."""
+    number = {path: int(path.name.split("-")[1]) for path in available(run)}
+    past = [path for path in number if number[path] <= step]
+    for path in [*past[:-keep], *(path for path in number if number[path] > step), *(run / "checkpoints").glob(".step-*.old")]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def state_of(worker: Worker) -> dict[str, Any]:
@@ -86,6 +100,7 @@ def state_of(worker: Worker) -> dict[str, Any]:
         "optimizer": worker.optimizer.state_dict(),
         "scheduler": worker.scheduler.state_dict() if worker.scheduler is not None else None,
         "rng": {"torch": torch_rng, "python": python_rng, "numpy": (kind, torch.from_numpy(keys.astype("int64")), *rest)},
+        "classes": classes_of(worker),
         "clock": worker.clock.state_dict(),
         "ledger": worker.comm.ledger.state_dict(),
         "now": worker.comm.now,
@@ -103,10 +118,7 @@ def load_worker(worker: Worker, path: Path) -> None:
         load_resharded(worker, [read_worker(path, manifest, r) for r in range(manifest["workers"])])
         return
     state = read_worker(path, manifest, worker.comm.rank)
-    worker.model.load_state_dict(state["model"])
-    worker.optimizer.load_state_dict(state["optimizer"])
-    if worker.scheduler is not None:
-        worker.scheduler.load_state_dict(state["scheduler"])
+    load_trained(worker, state, state["classes"])
     worker.clock.load_state_dict(state["clock"])
     worker.comm.ledger.load_state_dict(state["ledger"])
     if worker.comm.virtual:
@@ -116,6 +128,22 @@ def load_worker(worker: Worker, path: Path) -> None:
     worker.position.load_state_dict(state["position"])
     kind, keys, *rest = state["rng"]["numpy"]
     set_rng_state((state["rng"]["torch"], state["rng"]["python"], (kind, keys.numpy().astype(np.uint32), *rest)))
+
+
+def load_trained(worker: Worker, state: dict[str, Any], classes: dict[str, str]) -> None:
+    """Model, optimizer and scheduler, if they are of the kind that was saved."""
+    refuse_mismatch(classes, classes_of(worker))
+    try:
+        worker.model.load_state_dict(state["model"])
+        worker.optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint is of another model or other parameter groups: {error}") from None
+    if worker.scheduler is not None:
+        worker.scheduler.load_state_dict(state["scheduler"])
+
+
+def classes_of(worker: Worker) -> dict[str, str]:
+    return {name: type(getattr(worker, name)).__name__ for name in ("model", "optimizer", "scheduler")}
 
 
 def available(run: Path) -> list[Path]:
@@ -158,7 +186,9 @@ def read_manifest(path: Path, hint: str = "") -> dict[str, Any]:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         known = manifest["format"]
-    except (OSError, ValueError, KeyError) as error:
+        if known == FORMAT:
+            _ = manifest["workers"], manifest["fingerprint"], [(row["name"], row["sha256"]) for row in manifest["files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: manifest.json ({type(error).__name__}){hint}") from None
     if known != FORMAT:
         raise CheckpointError(f"checkpoint {path} has format {known}, this version reads {FORMAT}: use the version that wrote it")

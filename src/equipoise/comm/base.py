@@ -41,7 +41,10 @@ class Comm(ABC):
         """The sum over workers, in place."""
         self.ledger.record(*mean_cost(tensor.numel(), tensor.element_size(), self.rank, self.size))
         if self.size > 1:
-            self._sum(tensor)
+            dense = tensor.contiguous()
+            self._sum(dense)
+            if dense is not tensor:
+                tensor.copy_(dense)
         return tensor
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -79,6 +82,11 @@ class Comm(ABC):
 
         The tensors sent must not change and those received not be read before `wait()` returns.
         """
+        for peer, tensor in (*outgoing.items(), *incoming.items()):
+            if not 0 <= peer < self.size or peer == self.rank:
+                raise ValueError(f"worker {self.rank} of {self.size} cannot exchange with worker {peer}")
+            if not tensor.is_contiguous():
+                raise ValueError(f"worker {self.rank} exchanges a tensor that is not contiguous: pass tensor.contiguous()")
         self.ledger.record(len(outgoing), sum(t.numel() * t.element_size() for t in outgoing.values()))
         return self._exchange(outgoing, incoming)
 

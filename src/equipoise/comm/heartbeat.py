@@ -6,6 +6,7 @@ worker whose beats stopped has died, the one with the fewest finished calls hang
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ INTERVAL = 0.5  # seconds between beats
 
 
 class Beat(NamedTuple):
-    beats: int
+    beats: int  # negative once the worker has left as it should
     calls: int  # comm calls begun
     step: int
 
@@ -68,14 +69,18 @@ class Heartbeat:
         for rank, (a, b) in enumerate(zip(first, second, strict=True)):
             if b is None:
                 return rank, 0, "never joined"
-            if rank != self.rank and a is not None and a.beats == b.beats:
+            if rank != self.rank and a is not None and a.beats == b.beats >= 0:
                 return rank, b.step, "has died"
-        calls, rank = min((b.calls, rank) for rank, b in enumerate(second) if b is not None)
-        late = second[rank]
-        if rank == self.rank or late is None or calls >= self.calls:
-            return None
-        return rank, late.step, "hangs outside of communication"
+        present = [(b.calls, rank, b.step) for rank, b in enumerate(second) if b is not None and b.beats >= 0]
+        calls, rank, step = min(present)
+        if rank != self.rank and calls < self.calls:
+            return rank, step, "hangs outside of communication"
+        left = [(rank, b.step) for rank, b in enumerate(second) if b is not None and b.beats < 0]
+        return (*left[0], "has ended already") if left else None
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=2 * INTERVAL)
+        with contextlib.suppress(Exception):  # the store may have left first
+            self._beats = -2
+            self.publish()

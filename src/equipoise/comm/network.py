@@ -22,31 +22,35 @@ from typing import Any
 
 from ..errors import UserError
 
-_BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "b": 8, "kb": 8e3, "mb": 8e6, "gb": 8e9}
+_BITS = {"bit": 1, "kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9, "B": 8, "kB": 8e3, "MB": 8e6, "GB": 8e9}
+_BITS |= {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 DEFAULT_RATE = 1000.0  # examples per second of a worker of speed 1
 
 
 def quantity(text: Any, units: dict[str, float], what: str) -> float:
     """'100 Mbit' or '1 ms' as a number in the base unit of `units`."""
-    match = re.fullmatch(r"\s*([0-9.eE+-]+?)\s*([a-zA-Z]+)?(?:/s|ps)?\s*", str(text))
+    match = re.fullmatch(r"\s*([0-9.eE+-]+?)\s*([a-zA-Z]+)?(?:/s)?\s*", str(text))
     try:
         value = float(match[1]) if match else math.nan
     except ValueError:
         value = math.nan
     unit = (match[2] if match else None) or ""
-    if math.isnan(value) or (unit.lower() not in units and unit):
+    if re.fullmatch("[kKmMgG]?b", unit) and "B" in units:
+        raise UserError(f"{what} = {text!r}: bits or bytes? write {unit}it for bits, {unit[:-1]}B for bytes")
+    known = {name.lower(): factor for name, factor in units.items()}
+    if math.isnan(value) or (unit and unit.lower() not in known):
         raise UserError(f"{what} = {text!r}: write a number and one of {', '.join(units)}, such as '100 {list(units)[2]}'")
     if not unit and value != 0 and not math.isinf(value):
         raise UserError(f"{what} = {text!r} has no unit: add one of {', '.join(units)}")
-    return value * units.get(unit.lower(), 1.0)
+    return value * known.get(unit.lower(), 1.0)
 
 
 def duration(text: Any, what: str = "duration") -> float:
     """'10m', '90 s' or plain seconds."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         seconds = float(text)
-    elif re.fullmatch(r"\s*[0-9.]+\s*", str(text)):
+    elif re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", str(text)):
         seconds = float(text)
     else:
         seconds = quantity(text, _SECONDS, what)
@@ -125,30 +129,46 @@ class Cluster:
     @classmethod
     def from_dict(cls, table: dict[str, Any], where: str = "cluster") -> Cluster:
         _only(table, {"workers", "links", "examples_per_second"}, where)
-        base = float(table.get("examples_per_second", DEFAULT_RATE))
+        base = _rate(table.get("examples_per_second", DEFAULT_RATE), f"{where}: examples_per_second")
         rates: list[float] = []
-        for i, row in enumerate(table.get("workers", [])):
+        for i, row in enumerate(_rows(table, "workers", f"{where}: [[workers]]")):
             place = f"{where}: [[workers]] number {i + 1}"
             _only(row, {"speed", "examples_per_second", "count"}, place)
             if "speed" in row and "examples_per_second" in row:
                 raise UserError(f"{place} has both speed and examples_per_second: keep one")
-            rate = row.get("examples_per_second", base * row.get("speed", 1.0))
+            if "examples_per_second" in row:
+                rate = _rate(row["examples_per_second"], f"{place}: its examples_per_second")
+            else:
+                rate = base * _rate(row.get("speed", 1.0), f"{place}: its speed")
             count = row.get("count", 1)
-            if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate > 0:
-                raise UserError(f"{place}: its speed must be a number above zero")
-            if not isinstance(count, int) or count < 1:
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise UserError(f"{place}: count = {count!r} must be a whole number of at least 1")
-            rates += [float(rate)] * count
+            rates += [rate] * count
         links = table.get("links", {})
+        if not isinstance(links, dict):
+            raise UserError(f"{where}: links must be a table: write [links]")
         _only(links, {"bandwidth", "latency", "between"}, f"{where}: [links]")
         link = _link(links, Link(), f"{where}: [links]")
         between: dict[tuple[int, int], Link] = {}
-        for i, row in enumerate(links.get("between", [])):
+        for i, row in enumerate(_rows(links, "between", f"{where}: [[links.between]]")):
             place = f"{where}: [[links.between]] number {i + 1}"
             _only(row, {"workers", "groups", "bandwidth", "latency"}, place)
             for a, b in _pairs(row, len(rates), place):
                 between[min(a, b), max(a, b)] = _link(row, link, place)
         return cls(rates, link, between)
+
+
+def _rate(value: Any, what: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise UserError(f"{what} = {value!r} must be a number above zero")
+    return float(value)
+
+
+def _rows(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
+    rows = table.get(key, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{where} must be tables in double brackets, one for each of them")
+    return rows
 
 
 def _only(table: dict[str, Any], known: set[str], where: str) -> None:
@@ -172,6 +192,9 @@ def _link(row: dict[str, Any], default: Link, where: str) -> Link:
 def _pairs(row: dict[str, Any], size: int, where: str) -> list[tuple[int, int]]:
     """`workers = [0, 3]`: all pairs among these; `groups = [[0, 1], [2, 3]]`: all pairs across groups."""
     groups = row.get("groups")
+    for key in ("groups", "workers"):
+        if not all(isinstance(x, list) for x in [row.get(key, []), *(groups or [] if key == "groups" else [])]):
+            raise UserError(f"{where}: give workers = [a, b, ...] or groups = [[...], [...]]")
     members = [w for group in groups for w in group] if groups is not None else row.get("workers", [])
     for worker in members:
         if not isinstance(worker, int) or not 0 <= worker < size:

@@ -14,9 +14,19 @@ import torch.distributed as dist
 from ..errors import PeerLost, UserError
 from .base import Comm, Pending
 from .heartbeat import Heartbeat
-from .shared import LEAST, Segment, SharedMemory
+from .shared import LEAST, Expected, Segment, SharedMemory
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
+
+
+_joined = 0  # groups this process has been part of: torchrun's store remembers the keys of those before
+
+
+def _notes(store: Any) -> Any:
+    """A store of this group's own, on a connection of its own, for heartbeats and counters."""
+    global _joined
+    _joined += 1
+    return dist.PrefixStore(f"equipoise/{_joined}/notes", store.clone())
 
 
 class ProcessComm(Comm):
@@ -29,7 +39,8 @@ class ProcessComm(Comm):
         self.deterministic = deterministic
         self.timeout = timeout
         self._board = board  # where the launcher reads each worker's step
-        self._heartbeat = Heartbeat(store.clone(), self.rank, self.size) if store is not None else None
+        self._owner = False  # of the process group: whoever made it ends it
+        self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
         self._shared = SharedMemory(self.rank, self.size, self.gather_objects)
 
     @classmethod
@@ -39,7 +50,8 @@ class ProcessComm(Comm):
             store = dist.distributed_c10d._get_default_store()
             while hasattr(store, "underlying_store"):
                 store = store.underlying_store
-            return cls(timeout=timeout, deterministic=deterministic, store=store if hasattr(store, "clone") else None)
+            own = _notes(store) if hasattr(store, "clone") else None
+            return cls(timeout=timeout, deterministic=deterministic, store=own)
         try:
             store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
         except Exception as error:
@@ -52,17 +64,20 @@ class ProcessComm(Comm):
 
     @classmethod
     def join(
-        cls, store: Any, rank: int, size: int, *, timeout: float, deterministic: bool, board: Any = None
+        cls, store: Any, rank: int, size: int, *, timeout: float, deterministic: bool, notes: Any = None, board: Any = None
     ) -> ProcessComm:
-        """Join a group through a store that all workers reach."""
+        """Join a group through a store that all workers reach; `notes` carries heartbeats and counters in its place."""
         backend = "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
             backend = "cpu:gloo,cuda:nccl"
         limit = datetime.timedelta(seconds=timeout)
-        prefixed = dist.PrefixStore("equipoise", store)
+        notes = notes or _notes(store)
+        prefixed = dist.PrefixStore(f"equipoise/{_joined}", store)
         dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
-        return cls(timeout=timeout, deterministic=deterministic, store=store, board=board)
+        comm = cls(timeout=timeout, deterministic=deterministic, store=notes, board=board)
+        comm._owner = True
+        return comm
 
     @property
     def now(self) -> float:
@@ -157,7 +172,7 @@ class ProcessComm(Comm):
         far = [dist.P2POp(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in near]
         written: dict[int, Segment] = {}
         with self._guard("exchange"), torch.no_grad():
-            tokens = {peer: shared.expect(peer) for peer in near}
+            expected = {peer: shared.expect(peer, tensor) for peer, tensor in near.items()}
             works: list[tuple[Any, Any]] = []  # with the buffers that must live as long
             for peer, tensor in sorted(outgoing.items()):
                 if not shared.reaches(peer, tensor):
@@ -169,25 +184,27 @@ class ProcessComm(Comm):
             if far:
                 works += [(work, None) for work in dist.batch_isend_irecv(far)]
         shared.under_way += 1
-        return _Works(self, works, {peer: (near[peer], *tokens[peer]) for peer in near})
+        return _Works(self, works, expected)
 
     def close(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.close()
-        if dist.is_initialized():
+        if self._owner and dist.is_initialized():
             dist.destroy_process_group()
 
 
 class _Works(Pending):
-    def __init__(self, comm: ProcessComm, works: list[tuple[Any, Any]], tokens: dict[int, tuple[torch.Tensor, Any, torch.Tensor]]):
-        self.comm, self.works, self.tokens = comm, works, tokens
+    def __init__(self, comm: ProcessComm, works: list[tuple[Any, Any]], expected: dict[int, Expected]):
+        self.comm, self.works, self.expected, self.over = comm, works, expected, False
 
     def wait(self) -> None:
+        if self.over:
+            return  # gloo would wait for a second message
         with self.comm._guard("exchange"), torch.no_grad():
-            for peer, (out, work, token) in self.tokens.items():
-                work.wait()
-                self.works.append(self.comm._shared.read(peer, token, out))
+            for peer, expected in self.expected.items():
+                self.works += self.comm._shared.read(peer, expected)
             # gloo gives one Work per operation and nccl one for all: wait on every element.
             for work, _ in self.works:
                 work.wait()
         self.comm._shared.under_way -= 1
+        self.over = True

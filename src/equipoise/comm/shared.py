@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,16 @@ class Segment:
         self.waiting = []
 
 
+@dataclass
+class Expected:
+    """A message that a peer will announce by a token."""
+
+    work: Any
+    token: torch.Tensor
+    out: torch.Tensor
+    read: bool = False
+
+
 class SharedMemory:
     """The shared memory of one worker: who is within reach, what it wrote, what it mapped."""
 
@@ -79,7 +91,9 @@ class SharedMemory:
         self.under_way = 0  # exchanges begun and not waited for
         self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
         self._others: dict[tuple[int, int], Segment] = {}
-        self._table: list[Segment] = []  # one segment per worker, for sums
+        self._due: dict[int, deque[Any]] = {}  # messages that a peer has still to send or this worker to read, in order
+        self._table: list[Segment] = []  # one segment per worker, for sums: inputs first,
+        self._totals = 0  # and from this byte on the chunk that its owner has summed
 
     def reaches(self, peer: int, tensor: torch.Tensor) -> bool:
         """Both ends answer alike, from what both know."""
@@ -105,12 +119,27 @@ class SharedMemory:
         segment.waiting.append((dist.irecv(answer, peer, tag=_ACK), answer))
         return work, token
 
-    def expect(self, peer: int) -> tuple[Any, torch.Tensor]:
+    def expect(self, peer: int, out: torch.Tensor) -> Expected:
+        """What the peer's next token announces belongs to `out`."""
         token = torch.empty(2, dtype=torch.int64)
-        return dist.irecv(token, peer, tag=_TOKEN), token
+        expected = Expected(dist.irecv(token, peer, tag=_TOKEN), token, out)
+        self._due.setdefault(peer, deque()).append(expected)
+        return expected
 
-    def read(self, peer: int, token: torch.Tensor, out: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """Copy what a token announced; the acknowledgement to wait for."""
+    def read(self, peer: int, expected: Expected) -> list[tuple[Any, torch.Tensor]]:
+        """Copy an expected message and those before it; the acknowledgements to wait for.
+
+        In the order they were sent, whichever is waited for first: the peer takes an acknowledgement for that of the oldest.
+        """
+        answers = []
+        while not expected.read:
+            first = self._due[peer].popleft()
+            first.work.wait()
+            answers.append(self._copy(peer, first.token, first.out))
+            first.read = True
+        return answers
+
+    def _copy(self, peer: int, token: torch.Tensor, out: torch.Tensor) -> tuple[Any, torch.Tensor]:
         handle, bytes = token.tolist()
         key = (peer, handle)
         if key not in self._others:
@@ -134,25 +163,28 @@ class SharedMemory:
         item, count = flat.element_size(), flat.numel()
         chunk = -(-count // self.size)
         bounds = [(min(r * chunk, count), min((r + 1) * chunk, count)) for r in range(self.size)]
-        needed = (count + chunk) * item
-        if not self._table or self._table[self.rank].bytes < needed:
-            self._share_table(needed)
+        if count * item > self._totals:
+            self._share_table(count * item)
         mine = self._table[self.rank]
         mine.tensor(flat).copy_(flat)
         dist.barrier()
         start, stop = bounds[self.rank]
         part = flat[start:stop]
         if len(part):
-            total = mine.tensor(part, count * item)
+            total = mine.tensor(part, self._totals)
             total.copy_(self._table[0].tensor(part, start * item))
             for other in self._table[1:]:
                 total += other.tensor(part, start * item)
         dist.barrier()
         for other, (start, stop) in zip(self._table, bounds, strict=True):
             if stop > start:
-                flat[start:stop].copy_(other.tensor(flat[start:stop], count * item))
+                flat[start:stop].copy_(other.tensor(flat[start:stop], self._totals))
 
-    def _share_table(self, bytes: int) -> None:
+    def _share_table(self, inputs: int) -> None:
+        # Chunks begin at one place for vectors of all lengths: a worker that goes on to the next sum must not write its
+        # input over a chunk of this one that another has still to read.
+        self._totals = -(-inputs // 64) * 64
+        bytes = self._totals + -(-self._totals // self.size) + 64
         own = Segment.make(bytes)
         rows = self._gather_objects(own.handle)
         self._table = [

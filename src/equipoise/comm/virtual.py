@@ -8,9 +8,10 @@ rank order. Each worker has its own random streams: the global generators are sw
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ class _Worker:
         self.ready = True
         self.done = False
         self.waits_for = ""  # words for the diagnosis of a deadlock
-        self.wanted: set[int] = set()  # sources of messages it cannot go on without
+        self.wanted: set[tuple[int, int]] = set()  # (source, number) of messages it cannot go on without
         self.rng: tuple[Any, ...] | None = None
         self.result: Any = None
         self.step = 0
@@ -92,7 +93,9 @@ class World:
         self.workers = [_Worker(rank) for rank in range(size)]
         self.arrived: dict[int, Any] = {}
         self.meeting = ""
-        self.mail: dict[tuple[int, int], deque[tuple[torch.Tensor, float]]] = {}
+        self.mail: dict[tuple[int, int, int], tuple[torch.Tensor, float]] = {}  # by source, target, number
+        self.sent: Counter[tuple[int, int]] = Counter()  # messages so far from a source to a target,
+        self.asked: Counter[tuple[int, int]] = Counter()  # and how many of them the target has asked for
         self.link_free: dict[tuple[int, int], float] = {}
         self.counters: dict[str, int] = {}
         self.failure: tuple[int, BaseException] | None = None
@@ -101,6 +104,7 @@ class World:
     def run(self, function: Callable[[Comm], Any], *, threads: int = 1) -> list[Any]:
         """`function(comm)` on every worker; their results by rank. The first failure ends all and is raised here."""
         before, own = torch.get_num_threads(), _swap_out()
+        self.generators = rng_state()
         torch.set_num_threads(threads)
         _one_arena()
         pool = [
@@ -131,7 +135,8 @@ class World:
         worker.baton.acquire()
         try:
             if self.failure is None:
-                np.random.set_bit_generator(np.random.MT19937())
+                np.random.set_bit_generator(np.random.MT19937(0))  # an object of its own
+                set_rng_state(self.generators)  # begins where the launcher stood, as forked processes do
                 worker.result = function(VirtualComm(self, worker))
         except _Abort:
             pass
@@ -170,6 +175,11 @@ class World:
         if self.failure is not None:
             raise _Abort
         _swap_in(worker.rng)
+
+
+def _of(call: str, tensor: torch.Tensor) -> str:
+    """A call with what it is made on: workers that differ in either do not meet."""
+    return f"{call} of {tuple(tensor.shape)} {tensor.dtype}"
 
 
 class VirtualComm(Comm):
@@ -229,7 +239,7 @@ class VirtualComm(Comm):
             return [weight.item()] * len(parts)
 
         seconds = self._world.cluster.mean(message.numel() * message.element_size())
-        return self._meet("weighted_mean", message, combine, seconds)
+        return self._meet(_of("weighted_mean", message), message, combine, seconds)
 
     @torch.no_grad()
     def _sum(self, tensor: torch.Tensor) -> None:
@@ -237,14 +247,16 @@ class VirtualComm(Comm):
             _sum_into_all(parts)
             return [None] * len(parts)
 
-        self._meet("sum", tensor, combine, self._world.cluster.mean(tensor.numel() * tensor.element_size()))
+        seconds = self._world.cluster.mean(tensor.numel() * tensor.element_size())
+        self._meet(_of("sum", tensor), tensor, combine, seconds)
 
     @torch.no_grad()
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         def combine(parts: list[torch.Tensor]) -> list[torch.Tensor]:
             return [torch.stack(parts) for _ in parts]
 
-        return self._meet("gather", tensor, combine, self._world.cluster.gather(tensor.numel() * tensor.element_size()))
+        seconds = self._world.cluster.gather(tensor.numel() * tensor.element_size())
+        return self._meet(_of("gather", tensor), tensor, combine, seconds)
 
     @torch.no_grad()
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -255,11 +267,14 @@ class VirtualComm(Comm):
             return [None] * len(parts)
 
         seconds = self._world.cluster.broadcast(source, tensor.numel() * tensor.element_size())
-        self._meet(f"broadcast from {source}", tensor, combine, seconds)
+        self._meet(_of(f"broadcast from {source}", tensor), tensor, combine, seconds)
 
     def gather_objects(self, value: Any) -> list[Any]:
+        def combine(parts: list[bytes]) -> list[list[Any]]:
+            return [[pickle.loads(part) for part in parts] for _ in parts]  # copies, as between processes
+
         with self.uncounted():
-            return self._meet("gather_objects", value, lambda parts: [list(parts) for _ in parts], 0.0)
+            return self._meet("gather_objects", pickle.dumps(value), combine, 0.0)
 
     def counter(self, name: str, add: int) -> int:
         self._worker.step = self.step
@@ -279,12 +294,17 @@ class VirtualComm(Comm):
                 seconds = world.cluster.message(self.rank, peer, tensor.numel() * tensor.element_size())
                 arrival = max(self.now, world.link_free.get((self.rank, peer), 0.0)) + seconds
                 world.link_free[self.rank, peer] = arrival
-            world.mail.setdefault((self.rank, peer), deque()).append((copies[id(tensor)], arrival))
+            number = world.sent[self.rank, peer]
+            world.sent[self.rank, peer] += 1
+            world.mail[self.rank, peer, number] = copies[id(tensor)], arrival
             target = world.workers[peer]
-            if self.rank in target.wanted:
-                target.wanted.discard(self.rank)
+            if (self.rank, number) in target.wanted:
+                target.wanted.discard((self.rank, number))
                 target.ready = not target.wanted
-        return _Receiving(self, incoming)
+        # The n-th message that is asked for is the n-th that was sent, in whatever order they are waited for.
+        numbers = {peer: world.asked[peer, self.rank] for peer in incoming}
+        world.asked.update((peer, self.rank) for peer in incoming)
+        return _Receiving(self, incoming, numbers)
 
     def close(self) -> None:
         pass
@@ -305,19 +325,21 @@ def _sum_into_all(parts: list[torch.Tensor], divisor: float = 0.0) -> None:
 
 
 class _Receiving(Pending):
-    def __init__(self, comm: VirtualComm, incoming: Mapping[int, torch.Tensor]):
-        self.comm, self.incoming = comm, incoming
+    def __init__(self, comm: VirtualComm, incoming: Mapping[int, torch.Tensor], numbers: dict[int, int]):
+        self.comm, self.incoming, self.numbers = comm, incoming, numbers
 
     @torch.no_grad()
     def wait(self) -> None:
         comm, world, me = self.comm, self.comm._world, self.comm._worker
-        me.wanted = {peer for peer in self.incoming if not world.mail.get((peer, comm.rank))}
+        numbers, self.numbers = self.numbers, {}  # a second wait has nothing left to wait for
+        me.wanted = {(peer, n) for peer, n in numbers.items() if (peer, comm.rank, n) not in world.mail}
         if me.wanted:
             me.ready = False
-            me.waits_for = f"for a message from {sorted(me.wanted)}"
+            me.waits_for = f"for a message from {sorted(peer for peer, _ in me.wanted)}"
         world.switch(me)
-        for peer, tensor in self.incoming.items():
-            message, arrival = world.mail[peer, comm.rank].popleft()
+        for peer, number in numbers.items():
+            tensor = self.incoming[peer]
+            message, arrival = world.mail.pop((peer, comm.rank, number))
             if message.shape != tensor.shape or message.dtype != tensor.dtype:
                 raise WorkerError(
                     f"worker {comm.rank} expected {tuple(tensor.shape)} {tensor.dtype} from worker {peer} and got "

@@ -1,7 +1,7 @@
 """Workers as local processes, forked: four of them start in a fraction of a second.
 
-The parent hosts the store through which workers meet, so no port has to be chosen and none can be in use; it
-watches its children and says who failed first.
+Workers meet through a folder that the parent makes and removes, so no port has to be chosen, none can be in use and no name has
+to be looked up; the parent watches its children and says who failed first.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import pickle
+import random
+import shutil
 import signal
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -22,6 +27,7 @@ import torch.distributed as dist
 
 from .. import errors
 from ..comm.base import Comm
+from ..comm.folder import FolderStore
 from ..errors import PeerLost, WorkerError
 from .current import set_current
 
@@ -29,29 +35,34 @@ _GRACE = 5.0  # seconds that survivors get to say what they saw, once one worker
 
 
 def run_processes(
-    function: Callable[[Comm], Any], workers: int, *, timeout: float = 300.0, deterministic: bool = False
+    function: Callable[[Comm], Any],
+    workers: int,
+    *,
+    timeout: float = 300.0,
+    deterministic: bool = False,
+    children: list[Any] | None = None,
 ) -> list[Any]:
-    """`function(comm)` on forked processes; their results by rank. A failure is raised here and names the worker."""
+    """`function(comm)` on forked processes; their results by rank. A failure is raised here and names the worker.
+
+    `children` is filled with the processes, for whoever wants to signal them meanwhile.
+    """
     context = multiprocessing.get_context("fork")
-    pipes, children = [], []
+    pipes: list[Connection] = []
+    children = [] if children is None else children
+    folder = tempfile.mkdtemp(prefix="equipoise-")
     # Memory shared with the children: each writes the step it is in, so that the dead can be asked too.
     board = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
     sys.stdout.flush()
     sys.stderr.flush()
-    for rank in range(workers):
-        ours, theirs = context.Pipe()
-        child = context.Process(
-            target=_child, args=(function, rank, workers, theirs, timeout, deterministic, board), name=f"worker-{rank}"
-        )
-        child.start()
-        theirs.close()
-        pipes.append(ours)
-        children.append(child)
-    # After the fork: the store's thread must not exist in the children.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     try:
-        for pipe in pipes:
-            pipe.send(store.port)
+        for rank in range(workers):
+            ours, theirs = context.Pipe()
+            how = (function, rank, workers, theirs, folder, timeout, deterministic, board, random.getstate())
+            child = context.Process(target=_child, args=how, name=f"worker-{rank}")
+            child.start()
+            theirs.close()
+            pipes.append(ours)
+            children.append(child)
         return _collect(children, pipes, board)
     finally:
         for child in children:
@@ -59,6 +70,9 @@ def run_processes(
                 child.kill()
         for child in children:
             child.join()
+        for pipe in pipes:
+            pipe.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _child(
@@ -66,32 +80,40 @@ def _child(
     rank: int,
     size: int,
     pipe: Connection,
+    folder: str,
     timeout: float,
     deterministic: bool,
     board: memoryview,
+    generator: Any,
 ) -> None:
     torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
+    random.setstate(generator)  # Python seeds it anew after a fork; torch and numpy go on where the parent stood
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards what it wants known
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and its handlers are not ours
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     comm = None
     try:
         from ..comm.process import ProcessComm
 
-        port = pipe.recv()
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        comm = ProcessComm.join(store, rank, size, timeout=timeout, deterministic=deterministic, board=board)
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here: the host's name need not be looked up
+        store, notes = dist.FileStore(f"{folder}/rendezvous"), FolderStore(folder)
+        comm = ProcessComm.join(store, rank, size, timeout=timeout, deterministic=deterministic, notes=notes, board=board)
         set_current(comm)
-        pipe.send(("done", function(comm)))
+        # Plain pickle: multiprocessing would hand over tensors as shared memory, which ends with this process.
+        pipe.send_bytes(pickle.dumps(("done", function(comm))))
         comm.close()
     except BaseException as error:
+        step = getattr(error, "step", None)
         report = {
             "type": type(error).__name__,
             "text": str(error),
             "trace": traceback.format_exc(),
-            "step": getattr(comm, "step", 0),
+            "step": step if isinstance(step, int) else getattr(comm, "step", 0),
             "victim": isinstance(error, PeerLost),
             "blames": getattr(error, "rank", None),
         }
-        pipe.send(("failed", report))
+        pipe.send_bytes(pickle.dumps(("failed", report)))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -110,7 +132,7 @@ def _collect(children: list[Any], pipes: list[Connection], board: memoryview) ->
                 continue
             open_ranks.discard(rank)
             try:
-                kind, value = pipes[rank].recv()
+                kind, value = pickle.loads(pipes[rank].recv_bytes())
             except (EOFError, ConnectionResetError):
                 children[rank].join()
                 failures[rank] = _death(rank, children[rank].exitcode, board[rank])
@@ -139,8 +161,8 @@ def _death(rank: int, code: int | None, step: int) -> dict[str, Any]:
 
 
 def _verdict(failures: dict[int, dict[str, Any]]) -> Exception:
-    """The error to raise: a culprit before a victim, the lowest rank among equals."""
-    rank = min(failures, key=lambda r: (failures[r]["victim"], r))
+    """The error to raise: a culprit before a victim, then whoever spoke first; later ones miss those who spoke before."""
+    rank = min(failures, key=lambda r: failures[r]["victim"])
     found = failures[rank]
     cls = getattr(errors, found["type"], None)
     if isinstance(cls, type) and issubclass(cls, errors.UserError):
@@ -154,19 +176,21 @@ def _verdict(failures: dict[int, dict[str, Any]]) -> Exception:
     return error
 
 
-def forward_signals(numbers: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)) -> Callable[[], None]:
-    """Pass signals on to all children as SIGTERM or SIGUSR1 (for Ctrl-C); a function that undoes it."""
+def forward_signals(children: list[Any]) -> Callable[[], None]:
+    """Pass Ctrl-C and SIGTERM on to `children` as SIGUSR1 and SIGTERM; a function that undoes it."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None  # Python lets the main thread alone handle signals
 
     def handler(number: int, frame: Any) -> None:
         if number == signal.SIGINT and getattr(handler, "again", False):
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
         handler.again = True  # type: ignore[attr-defined]
-        for child in multiprocessing.active_children():
-            if child.pid is not None:
+        for child in children:
+            if child.is_alive():
                 os.kill(child.pid, signal.SIGUSR1 if number == signal.SIGINT else signal.SIGTERM)
 
-    before = {n: signal.signal(n, handler) for n in numbers}
+    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
 
     def undo() -> None:
         for n, old in before.items():

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ..comm.base import Comm
+from ..comm.base import Comm, barrier
 from ..comm.network import Cluster
 from ..errors import UserError
 from ..loop.job import Stop
@@ -14,7 +14,7 @@ from .current import set_current, under_torchrun
 from .signals import stop_on_signals
 
 
-def launch(
+def spawn(
     function: Callable[[Comm], Any],
     workers: int = 1,
     *,
@@ -48,7 +48,9 @@ def launch(
         set_current(comm)
         try:
             with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
-                return [function(comm)]
+                result = function(comm)
+                barrier(comm)  # worker 0 may host the store that the others still use
+                return [result]
         finally:
             set_current(None)
             comm.close()
@@ -58,9 +60,10 @@ def launch(
         with stop_on_signals(stop, (signal.SIGUSR1, signal.SIGTERM)):
             return function(comm)
 
-    undo = forward_signals()
+    children: list[Any] = []
+    undo = forward_signals(children)
     try:
-        return run_processes(child, workers, timeout=timeout, deterministic=deterministic)
+        return run_processes(child, workers, timeout=timeout, deterministic=deterministic, children=children)
     finally:
         undo()
 
@@ -81,3 +84,6 @@ def _virtual(function: Callable[[Comm], Any], workers: int, cluster: Cluster | N
     count = threads or (torch.get_num_threads() if workers == 1 else 1)
     with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
         return World(workers, cluster).run(one, threads=count)
+
+
+launch = spawn

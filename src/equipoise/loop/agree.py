@@ -61,7 +61,7 @@ class Control:
             done = clock.epoch + (position.steps_left == 0)
             if done > whole or (done >= whole and part == 0):
                 return True
-            if clock.epoch == whole and sum(position.taken) >= part * sum(position.lengths):
+            if clock.epoch == whole and position.part_done >= part - 1e-9:
                 return True
         if length.samples is not None:
             return position.consumed >= length.samples

@@ -104,8 +104,9 @@ def _recompute(worker: Worker) -> None:
         m.momentum = None  # a cumulative average
         m.train()
     with torch.no_grad():
-        for start in range(0, len(worker.position.block), _CHUNK):
-            inputs, _ = worker.job.train.batch(worker.position.block[start : start + _CHUNK])
+        # Equal parts: each weighs the same in the average, and none is a single example, which has no variance.
+        for part in np.array_split(worker.position.block, -(-len(worker.position.block) // _CHUNK)):
+            inputs, _ = worker.job.train.batch(part)
             worker.model(inputs.to(worker.job.device))
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum
@@ -131,10 +132,12 @@ def _sums(worker: Worker, source: Source, indices: np.ndarray) -> torch.Tensor:
 
 def consensus(worker: Worker) -> float:
     """Root mean square over workers of the distance to the mean model."""
+    if worker.comm.size == 1:
+        return 0.0
     with worker.comm.uncounted():
         x = worker.flat.gather()
-        mean = worker.comm.mean(x.clone())
-        square = (x.double() - mean.double()).pow_(2).sum().reshape(1)
+        apart = worker.comm.mean(x.clone()).sub_(x)
+        square = torch.linalg.vector_norm(apart, dtype=torch.float64).pow(2).reshape(1)
         return float(worker.comm.gather(square).mean().sqrt())
 
 
@@ -146,13 +149,17 @@ def health(worker: Worker) -> dict[str, float]:
     return {"consensus": consensus(worker), **watched}
 
 
-def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], torch.Tensor]:
-    """The result and the mean model: the same on every worker."""
+def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The result and the mean model with the buffers it was evaluated with: the same on every worker."""
     clock, comm = worker.clock, worker.comm
     models = {} if stopped else evaluate(worker, ("local", "mean", "centre"))
     with comm.uncounted():
         mean = vector_of(worker, "mean")
-    assert mean is not None
+        assert mean is not None
+        with _undisturbed(worker), swapped(worker, mean, own=False):
+            if worker.job.buffers == "recompute":
+                _recompute(worker)
+            model = {name: t.detach().cpu().clone() for name, t in worker.model.state_dict().items()}
     watched = health(worker)
     own = {
         "worker": comm.rank,
@@ -182,4 +189,4 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], torch.Tensor]:
         "stopped": stopped,
     }
     worker.observer.finished(result)
-    return result, mean
+    return result, model

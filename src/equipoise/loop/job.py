@@ -87,6 +87,8 @@ class Job:
     def __post_init__(self) -> None:
         if self.buffers not in BUFFER_POLICIES:
             raise UserError(f"buffers = {self.buffers!r}: one of {', '.join(BUFFER_POLICIES)}")
+        if self.seed < 0:
+            raise UserError(f"seed = {self.seed}: must not be negative")
         if self.nonfinite not in ("stop", "skip"):
             raise UserError(f"nonfinite = {self.nonfinite!r}: stop or skip")
         for name in ("micro", "clip", "checkpoint_every", "keep", "log_every", "evaluate_every"):

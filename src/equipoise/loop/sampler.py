@@ -32,6 +32,7 @@ class Position:
         if drop_last and self._steps([len(b) for b in blocks]) == 0:
             raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
         self.consumed = 0  # by all workers since the run began
+        self.before = 0  # in this epoch, by workers that a resume on another number has replaced
         self.positions: np.ndarray | None = None  # in this worker's block; None while left-overs of a resume are dealt
         self.begin(0)
 
@@ -42,6 +43,12 @@ class Position:
         self.sequence = self.block[self.positions]
         self.lengths = [len(b) for b in self.blocks]
         self.taken = [0] * len(self.blocks)
+        self.before = 0
+
+    @property
+    def part_done(self) -> float:
+        """The part of this epoch's examples that has been taken."""
+        return (self.before + sum(self.taken)) / (self.before + sum(self.lengths))
 
     def _steps(self, left: list[int]) -> int:
         sizes = self.batch.sizes()
@@ -76,6 +83,7 @@ class Position:
             "lengths": list(self.lengths),
             "taken": list(self.taken),
             "consumed": self.consumed,
+            "before": self.before,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -83,7 +91,7 @@ class Position:
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
         self.lengths, self.taken = list(state["lengths"]), list(state["taken"])
-        self.consumed = state["consumed"]
+        self.consumed, self.before = state["consumed"], state["before"]
         self.positions = None
         if state["learned"]:
             place = {index: i for i, index in enumerate(state["block"])}
@@ -99,6 +107,7 @@ class Position:
         self.lengths = [len(deck[rank::size]) for rank in range(size)]
         self.taken = [0] * size
         self.consumed = states[0]["consumed"]
+        self.before = states[0]["before"] + sum(states[0]["taken"])
         self.positions = None
 
 
@@ -109,8 +118,8 @@ class Sampler:
     block is smaller than the number of steps repeats examples of its own instead of leaving the others waiting.
     Iterating starts at the saved position, or at the next epoch once one is finished.
 
-    With `DataLoader(num_workers=k)` batches are drawn ahead of time: pass the number that your loop has finished in
-    this epoch to `state_dict(finished)`.
+    With `DataLoader(num_workers=k)` batches are drawn ahead of time: pass the number that your loop has finished since
+    it began to iterate to `state_dict(finished)`.
     """
 
     def __init__(
@@ -153,9 +162,10 @@ class Sampler:
         """Everything needed to go on. `finished`: batches of this iteration that the loop has completed."""
         position = self.position.state_dict()
         if finished is not None:
-            if not 0 <= finished < len(self._starts):
-                raise UserError(f"finished={finished} but only {len(self._starts) - 1} batches were drawn in this iteration")
-            position["taken"] = list(self._starts[finished])
+            starts = self._starts or [list(self.position.taken)]
+            if not 0 <= finished < len(starts):
+                raise UserError(f"finished={finished} but only {len(starts) - 1} batches were drawn in this iteration")
+            position["taken"] = list(starts[finished])
         return {
             "epoch": self.epoch,
             "position": position,
@@ -168,3 +178,4 @@ class Sampler:
         self.batch.load_state_dict(state["batch"])
         self.epoch = state["epoch"]
         self.position.load_state_dict(state["position"])
+        self._starts = []

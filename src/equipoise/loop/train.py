@@ -27,7 +27,6 @@ from ..period.every import Every
 from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
 from ..sync.periodic_average import PeriodicAverage
-from ..vector import Flat
 from .job import Job, Length
 from .worker import Worker
 
@@ -88,7 +87,7 @@ def train(
     options: `buffers`, `micro`, `clip`, `autocast`, `nonfinite`, `drop_last`, `checkpoint_every`, `keep`, `evaluate_every`,
         `log_every`, as in `equipoise train --help`.
 
-    Returns a `Run` whose `model` carries the mean of the workers' parameters.
+    Returns a `Run` whose `model` carries the mean of the workers' parameters and buffers.
     """
     from ..launch.current import under_torchrun
 
@@ -128,7 +127,9 @@ def train(
         described=cluster is not None,
         **options,
     )
-    job.fingerprint = job.fingerprint or {axis: repr(getattr(job, axis)) for axis in ("partition", "order", "batch", "period", "sync")} | {"seed": seed}
+    if not job.fingerprint:
+        choices = ("partition", "order", "batch", "period", "sync", "buffers", "drop_last", "clip", "autocast", "seed")
+        job.fingerprint = {name: repr(getattr(job, name)) for name in choices} | {"examples": len(job.train)}
     if job.folder is not None:
         prepare(job, resume)
     return run_job(job, workers, virtual=virtual, cluster=cluster, deterministic=deterministic, timeout=timeout)
@@ -161,18 +162,16 @@ def run_job(
     job: Job, workers: int, *, virtual: bool, cluster: Cluster | None, deterministic: bool, timeout: float
 ) -> Run:
     """Start the workers of a prepared job and collect what they give."""
+    from ..launch.current import under_torchrun
 
     def work(comm: Any) -> tuple[dict[str, Any], Any]:
-        result, mean = Worker(job, comm).run()
-        # As numpy: tensors would travel between processes as shared memory that outlives nobody.
-        return result, mean.cpu().float().numpy() if mean.dtype == torch.bfloat16 else mean.cpu().numpy()
+        result, state = Worker(job, comm).run()
+        return result, state if comm.rank == 0 or under_torchrun() else None
 
     rows = launch(
         work, workers, virtual=virtual, cluster=cluster, timeout=timeout, deterministic=deterministic, stop=job.stop
     )
-    result, mean = rows[0]
+    result, state = rows[0]
     model = job.model()
-    flat = Flat(model)
-    flat.x.copy_(torch.from_numpy(mean))
-    flat.scatter()
+    model.load_state_dict(state)
     return Run(result, model, job.folder, stopped=int(result.pop("stopped")))

@@ -63,8 +63,8 @@ class Worker:
         if job.resume is not None:
             load_worker(self, job.resume)
 
-    def run(self) -> tuple[dict[str, Any], torch.Tensor]:
-        """Train to the end; the result and the mean model's parameters."""
+    def run(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Train to the end; the result and the mean model."""
         self.model.train()
         with self.observer:
             stopped = 0
@@ -88,11 +88,14 @@ class Worker:
         clock.lr = self.optimizer.param_groups[0]["lr"]
         clock.due = self.talks and self.period.due(clock)
         self.comm.step = clock.step + 1
+        kept = [b.clone() for b in self.model.buffers()] if job.nonfinite == "skip" else []
         loss = self.backward(indices)
         self.comm.computed(len(indices))
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
         if not self.healthy(loss, g, indices):
             clock.batch = 0
+            for buffer, before in zip(self.model.buffers(), kept, strict=False):
+                buffer.copy_(before)  # BatchNorm has seen what made the loss NaN
         if self.watched and clock.batch:
             assert g is not None
             seen = self.signal.vectors(g)
@@ -151,7 +154,7 @@ class Worker:
         what = None
         if not math.isfinite(loss):
             what = f"the loss is {loss}"
-        elif self.job.nonfinite == "skip" and g is not None and not math.isfinite(g.sum().item()):
+        elif self.job.nonfinite == "skip" and g is not None and not math.isfinite(g.sum(dtype=torch.float64).item()):
             what = "the gradient is not finite"
         if what is None:
             return True
@@ -176,5 +179,11 @@ class Worker:
         if epoch_ended and (clock.epoch + 1) % job.evaluate_every == 0 and not (ended or stopped):
             self.observer.evaluated(evaluate(self, ("mean",)), health(self))
         due = clock.step % job.checkpoint_every == 0 if job.checkpoint_every is not None else epoch_ended
-        if job.folder is not None and (due or ended or stopped):
+        if not (due or ended or stopped):
+            return
+        if job.nonfinite == "stop" and not math.isfinite(self.flat.gather().sum(dtype=torch.float64).item()):
+            where = f"worker {self.comm.rank}, step {clock.step}"
+            fix = "lower the learning rate, clip, or pass --nonfinite skip"
+            raise NonFinite(f"{where}: the parameters are not finite; {fix}", self.comm.rank, clock.step)
+        if job.folder is not None:
             save(self)

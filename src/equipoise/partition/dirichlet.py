@@ -16,7 +16,7 @@ class Dirichlet(Partition):
     differ too. A worker that would get nothing receives one example of the largest block.
     """
 
-    alpha: float = option(0.5, help="concentration; smaller is more skewed", above=0.0)
+    alpha: float = option(0.5, help="concentration; smaller is more skewed", above=0.0, most=1e9)
 
     def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         labels = view.classes("dirichlet")

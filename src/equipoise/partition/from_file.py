@@ -36,10 +36,13 @@ def read_blocks(path: str | Path) -> list[np.ndarray]:
         raise DataError("partition from-file needs a file: pass --partition.path FILE")
     try:
         table = json.loads(Path(path).read_text())
-        blocks = [np.asarray(block, dtype=np.int64).reshape(-1) for block in table["blocks"]]
+        blocks = [np.asarray(block, dtype=np.int64) for block in table["blocks"]]
+        for block, row in zip(blocks, table["blocks"], strict=True):
+            if block.ndim != 1 or block.tolist() != row:
+                raise ValueError("blocks must be lists of whole numbers")
     except FileNotFoundError:
         raise DataError(f"partition file {path} does not exist") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{path} is not a partition file ({type(error).__name__}: {error})") from None
     return blocks
 

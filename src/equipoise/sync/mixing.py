@@ -1,63 +1,196 @@
 """One round of gossip, x_i <- sum_j W_ij x_j, shared by the decentralised methods.
 
 One message per neighbour, sent straight from the vector (no packing); what arrives is kept in buffers that are made
-once. `begin` and `end` are apart so that a method can compute while the messages travel.
+once. `begin` and `end` are apart so that a method can compute while the messages travel; a round counts, on the clock
+and in the ledger, when it ends. `agree` is what a method calls first: the same valid graph on all workers.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from ..comm.base import Pending
 from ..context import Context
+from ..errors import UserError
 from ..topology.base import Topology
+
+WIRES = {"": None, "bfloat16": torch.bfloat16}  # what the option `wire` of a method means
+
+
+class Wires(NamedTuple):
+    """What one worker does in one round."""
+
+    keeps: float  # the weight of its own vector
+    sources: list[tuple[int, float]]  # whose vectors it mixes in, with their weights
+    targets: list[int]  # to whom it sends its own
 
 
 class Mixing:
-    """The wires of one worker. `wire` is the dtype on the wire (None: that of the vector)."""
+    """The wires of one worker.
 
-    def __init__(self, context: Context, topology: Topology, wire: torch.dtype | None = None):
+    wire: the dtype on the wire (None: that of the vector). A narrower one costs precision but not the mean: every
+        worker then computes x_i + sum_j W_ij (q(x_j) - q(x_i)), which moves as much into a worker as out of another.
+    plan: the wires of each round, where they are not those of the topology.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        topology: Topology,
+        wire: torch.dtype | None = None,
+        plan: Callable[[int], Wires] | None = None,
+    ):
         self.context = context
         self.topology = topology.on(context.size)
         self.wire = wire
+        self._plan = plan or self._of_topology
+        self._known: dict[int, Wires] = {}
         self._inbox: list[torch.Tensor] = []
+        self._outbox: torch.Tensor | None = None
         self._pending: Pending | None = None
-        self._round = 0
+        self._wires = Wires(1.0, [], [])
+        self._sent = torch.empty(0)
+        self._bill = (0, 0)
 
-    def begin(self, message: torch.Tensor) -> None:
-        """Send `message` to the neighbours of this round; it must not change before `end`."""
+    @property
+    def under_way(self) -> bool:
+        return self._pending is not None
+
+    def begin(self, message: torch.Tensor, *, round: int | None = None, copy: bool = False) -> None:
+        """Send `message` to the neighbours of this round (the next one on the clock, if not named).
+
+        It must not change before `end`, unless `copy` sends a copy of it.
+        """
         assert self._pending is None, "a round is under way"
-        clock, rank = self.context.clock, self.context.rank
-        self._round = clock.rounds
-        clock.rounds += 1
-        sent = message if self.wire is None else message.to(self.wire)
-        sources = [peer for peer, _ in self.topology.neighbours(self._round, rank)]
-        while len(self._inbox) < len(sources) or (self._inbox and self._inbox[0].shape != sent.shape):
-            if self._inbox and self._inbox[0].shape != sent.shape:
-                self._inbox = []
+        comm, ledger = self.context.comm, self.context.comm.ledger
+        self._wires = wires = self._plan(self.context.clock.rounds if round is None else round)
+        self._sent = sent = self._copied(message) if copy or self.wire is not None else message
+        if self._inbox and (self._inbox[0].shape != sent.shape or self._inbox[0].dtype != sent.dtype):
+            self._inbox = []
+        while len(self._inbox) < len(wires.sources):
             self._inbox.append(torch.empty_like(sent))
-        outgoing = {peer: sent for peer, _ in self.topology.targets(self._round, rank)}
-        self._pending = self.context.comm.exchange(outgoing, dict(zip(sources, self._inbox, strict=False)))
+        incoming = {peer: into for (peer, _), into in zip(wires.sources, self._inbox, strict=False)}
+        before = ledger.messages, ledger.bytes
+        self._pending = comm.exchange(dict.fromkeys(wires.targets, sent), incoming)
+        # A round is counted when it ends: one that a checkpoint cuts off is sent again and must count once.
+        self._bill = ledger.messages - before[0], ledger.bytes - before[1]
+        ledger.messages, ledger.bytes = before
 
     @torch.no_grad()
-    def end(self, own: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """out <- W_ii own + sum_j W_ij (what came from j). `out` may be `own`."""
+    def end(self, own: torch.Tensor, out: torch.Tensor, *, scale: float = 1.0, keep: float = 0.0) -> torch.Tensor:
+        """out <- scale (W_ii own + sum_j W_ij what came from j) + keep out. `out` may be `own`."""
+        self._arrive()
+        self.context.clock.rounds += 1
+        self.context.comm.ledger.record(*self._bill)
+        keeps, sources, _ = self._wires
+        narrow = self.wire is not None and self.wire != own.dtype
+        own_weight = scale * (1.0 if narrow else keeps)
+        if out is own:
+            if own_weight + keep != 1.0:
+                out.mul_(own_weight + keep)
+        elif keep == 0.0:
+            torch.mul(own, own_weight, out=out)
+        else:
+            out.mul_(keep).add_(own, alpha=own_weight)
+        if narrow:
+            out.add_(self._sent, alpha=scale * (keeps - 1.0))
+        for (_, weight), received in zip(sources, self._inbox, strict=False):
+            out.add_(received, alpha=scale * weight)
+        return out
+
+    def mix(self, vector: torch.Tensor, *, round: int | None = None) -> torch.Tensor:
+        """vector <- W vector, in place."""
+        self.begin(vector, round=round)
+        return self.end(vector, vector)
+
+    def drop(self) -> None:
+        """Forget a round that is under way, as if it had not begun; all workers do it together."""
+        if self._pending is not None:
+            self._arrive()
+
+    def _arrive(self) -> None:
         assert self._pending is not None, "no round is under way"
         self._pending.wait()
         self._pending = None
-        pairs = self.topology.neighbours(self._round, self.context.rank)
-        torch.mul(own, 1.0 - sum(weight for _, weight in pairs), out=out)
-        for (_, weight), received in zip(pairs, self._inbox, strict=False):
-            out.add_(received.to(out.dtype), alpha=weight)
-        return out
 
-    def mix(self, vector: torch.Tensor) -> torch.Tensor:
-        """vector <- W vector, in place."""
-        self.begin(vector)
-        return self.end(vector, vector)
+    def _copied(self, message: torch.Tensor) -> torch.Tensor:
+        dtype = self.wire or message.dtype
+        if self._outbox is None or self._outbox.shape != message.shape or self._outbox.dtype != dtype:
+            self._outbox = torch.empty_like(message, dtype=dtype)
+        return self._outbox.copy_(message)
+
+    def _of_topology(self, round: int) -> Wires:
+        topology, rank = self.topology, self.context.rank
+        first = round % topology.cycle if topology.cycle else round
+        if first in self._known:
+            return self._known[first]
+        targets = [peer for peer, _ in topology.targets(first, rank)]
+        found = Wires(topology.keeps(first, rank), topology.neighbours(first, rank), targets)
+        if topology.cycle:
+            self._known[first] = found
+        return found
 
 
-def gossip_cost(topology: Topology, elements: int, itemsize: int, rank: int, size: int, round: int) -> tuple[int, int]:
+def gossip_cost(
+    topology: Topology, elements: int, itemsize: int, rank: int, size: int, round: int, wire: str = ""
+) -> tuple[int, int]:
     """Messages and bytes of worker `rank` in one round of gossip with vectors of `elements`."""
     count = len(topology.on(size).targets(round, rank))
-    return count, count * elements * itemsize
+    narrow = WIRES[wire]
+    return count, count * elements * (itemsize if narrow is None else narrow.itemsize)
+
+
+def agree(context: Context, topology: Topology, who: str, *, static: bool = False, push_sum: bool = False) -> Topology:
+    """The topology over these workers, if it is valid and all of them mean the same one.
+
+    `static` is for methods whose analysis needs one symmetric W for all rounds, with lambda < 1.
+    """
+    bound = topology.on(context.size)
+    prints = context.comm.gather_objects(bound.fingerprint())
+    for rank, other in enumerate(prints):
+        if other != prints[0]:
+            raise UserError(
+                f"{who}: workers 0 and {rank} disagree on the graph: give all the same topology, seed and edge file"
+            )
+    bound.validate(push_sum=push_sum)
+    if static:
+        require_static(bound, who)
+    return bound
+
+
+def require_static(bound: Topology, who: str) -> None:
+    """Refuse graphs that change from round to round, are directed, or never mix."""
+    if bound.cycle != 1:
+        raise UserError(
+            f"{who} needs the same graph in every round, {bound!r} changes: use ring, torus, hypercube or "
+            "another static topology, or --sync d-psgd"
+        )
+    if not bound.symmetric:
+        raise UserError(
+            f"{who} needs symmetric weights, {bound!r} is directed: use ring, torus, hypercube or another "
+            "undirected topology, or --sync sgp"
+        )
+    if bound.rate() > 1.0 - 1e-12:
+        raise UserError(
+            f"{who}: {bound!r} over {bound.size} workers has lambda = 1, so disagreement never fades: use lazy=True"
+        )
+
+
+def made_lazy(topology: Topology, why: str, context: Context) -> Topology:
+    """The same graph with (I + W) / 2, and one line that says so."""
+    if context.rank == 0:
+        logging.getLogger("equipoise").warning("%s; mixing with (I + W) / 2 instead (lazy=True says so)", why)
+    return dataclasses.replace(topology, lazy=True)
+
+
+def mixing_gap(topology: Topology) -> float:
+    """1 - lambda of a bound topology: per round, on average over a period where the graph changes."""
+    if topology.cycle == 1:
+        return topology.spectral_gap()
+    rounds = topology.cycle or 64
+    return 1.0 - topology.contraction(rounds) ** (1.0 / rounds)

@@ -1,0 +1,147 @@
+"""What a block is worth, stated from scratch: the definitions that the fast loops are checked against.
+
+All sums run over one class V; s are similarities in whole units of 2^-15, so gains and values are whole numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from .kernels import ONE, Grid
+
+GRAIN = 1024  # lambda of the graph cut is a multiple of 1 / GRAIN
+NAMES = ("facility", "graph-cut", "herding", "feature", "saturated")
+
+
+def cut_weights(lam: float | str, n: int, caps: np.ndarray) -> np.ndarray:
+    """lambda_j as a fraction: numerators, denominators. `size-aware` is n / 2 C_j."""
+    if lam == "size-aware":
+        return np.stack([np.full(len(caps), n), np.maximum(1, 2 * caps)], axis=1).astype(np.float64)
+    return np.tile([float(round(float(lam) * GRAIN)), float(GRAIN)], (len(caps), 1))
+
+
+def saturation(kernel: np.ndarray, caps: np.ndarray, alpha: float) -> np.ndarray:
+    """How much similarity to each example counts, per worker: alpha times the block's fair part of all there is."""
+    total = kernel.sum(1, dtype=np.int64)
+    return np.floor(alpha * caps[:, None] / max(1, len(kernel)) * total).astype(np.int64)
+
+
+def halves(grid: Grid) -> np.ndarray:
+    """Features without a sign: what lies above the middle of each column, then what lies below."""
+    return np.concatenate([np.maximum(grid.points, 0), np.maximum(-grid.points, 0)], axis=1)
+
+
+class Objective(ABC):
+    """The value of a block of worker j, and what a candidate would add to it."""
+
+    falls: ClassVar[bool] = True  # do gains only fall while a block grows? (the lazy engine needs it)
+    n: int
+
+    @abstractmethod
+    def gains(self, j: int, block: list[int], candidates: np.ndarray) -> np.ndarray:
+        """A number per candidate that orders them as their gains do."""
+
+    @abstractmethod
+    def value(self, j: int, block: list[int]) -> float: ...
+
+
+class Facility(Objective):
+    """f(A) = sum_u max_{v in A} s(u, v): how well the nearest member stands for everybody. Monotone, submodular."""
+
+    def __init__(self, kernel: np.ndarray):
+        self.kernel, self.n = kernel.astype(np.int64), len(kernel)
+
+    def gains(self, j: int, block: list[int], candidates: np.ndarray) -> np.ndarray:
+        served = self.kernel[:, block].max(1, initial=0)
+        return np.maximum(self.kernel[:, candidates], served[:, None]).sum(0) - served.sum()
+
+    def value(self, j: int, block: list[int]) -> float:
+        return float(self.kernel[:, block].max(1, initial=0).sum())
+
+
+class GraphCut(Objective):
+    """f(A) = sum_{u in V, v in A} s - lambda sum_{u, v in A} s. Submodular; monotone for lambda <= 1/2.
+
+    lambda = 1 is the cut between A and the rest. For blocks of a given size c, lambda = n / 2c makes it the (negative) squared
+    MMD between A and V, up to constants.
+    """
+
+    def __init__(self, kernel: np.ndarray, weights: np.ndarray):
+        self.kernel, self.n, self.weights = kernel.astype(np.int64), len(kernel), weights
+
+    def gains(self, j: int, block: list[int], candidates: np.ndarray) -> np.ndarray:
+        over, under = self.weights[j]
+        rows = self.kernel[candidates]
+        own = 2.0 * rows[:, block].sum(1) + self.kernel[candidates, candidates]
+        return under * rows.sum(1) - over * own
+
+    def value(self, j: int, block: list[int]) -> float:
+        over, under = self.weights[j]
+        rows = self.kernel[block]
+        return (under * float(rows.sum()) - over * float(rows[:, block].sum())) / under
+
+
+class Herding(Objective):
+    """Pick v with the largest sum_V s(v, .) / n - sum_A s(v, .) / (|A| + 1): where the block is thinner than the class.
+
+    Not a set function that grows by gains: as its value the negative squared MMD between A and V stands here.
+    Reference: Chen, Welling and Smola, Super-Samples from Kernel Herding, UAI 2010.
+    """
+
+    falls: ClassVar[bool] = False
+
+    def __init__(self, kernel: np.ndarray):
+        self.kernel, self.n = kernel.astype(np.int64), len(kernel)
+
+    def gains(self, j: int, block: list[int], candidates: np.ndarray) -> np.ndarray:
+        rows = self.kernel[candidates]
+        return (len(block) + 1.0) * rows.sum(1) - float(self.n) * rows[:, block].sum(1)
+
+    def value(self, j: int, block: list[int]) -> float:
+        rows = self.kernel[block]
+        return herding_value(
+            float(rows.sum()), float(rows[:, block].sum()), float(self.kernel.sum()), len(block), self.n
+        )
+
+
+def herding_value(cross: float, own: float, everything: float, count: int, n: int) -> float:
+    """-MMD^2 from sum_{A, V}, sum_{A, A} and sum_{V, V} of the similarities; in units of s, for a block that is not empty."""
+    return 2.0 * cross / (max(1, count) * n) - own / max(1, count) ** 2 - everything / n**2
+
+
+class Saturated(Objective):
+    """f(A) = sum_u min(sum_{v in A} s(u, v), limit_j(u)): what more than fills a need counts nothing. Monotone, submodular."""
+
+    def __init__(self, kernel: np.ndarray, limits: np.ndarray):
+        self.kernel, self.n, self.limits = kernel.astype(np.int64), len(kernel), limits
+
+    def gains(self, j: int, block: list[int], candidates: np.ndarray) -> np.ndarray:
+        room = np.maximum(0, self.limits[j] - self.kernel[:, block].sum(1))
+        return np.minimum(self.kernel[:, candidates], room[:, None]).sum(0)
+
+    def value(self, j: int, block: list[int]) -> float:
+        return float(np.minimum(self.kernel[:, block].sum(1), self.limits[j]).sum())
+
+
+class Feature(Objective):
+    """f(A) = sum_d sqrt(sum_{v in A} x_{v, d}), x >= 0: a little of every feature. Monotone, submodular; needs no kernel."""
+
+    def __init__(self, rows: np.ndarray):
+        self.rows, self.n = rows, len(rows)
+
+    def gains(self, j: int, block: list[int], candidates: np.ndarray) -> np.ndarray:
+        from .heaps import gain_of
+
+        sums = self.rows[block].sum(0)
+        return np.array([gain_of(sums, self.rows[v]) for v in candidates])
+
+    def value(self, j: int, block: list[int]) -> float:
+        return float(np.sqrt(self.rows[block].sum(0)).sum())
+
+
+def in_similarities(values: np.ndarray) -> np.ndarray:
+    """Values of kernel objectives in units of the similarity 1."""
+    return np.asarray(values, dtype=np.float64) / ONE

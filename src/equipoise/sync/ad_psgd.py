@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..comm.base import Pending
+from ..errors import UserError
+from ..method import option
+from ..topology.analysis import Key
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .base import Sync
+from .mixing import agree, gossip_cost, mixing_gap
+
+
+@dataclass
+class ADPSGD(Sync):
+    """Pairs of neighbours average models that are one round old while everybody computes on, after AD-PSGD.
+
+        at a round:        worker i has a partner j; both send their models, s_i and s_j, and go on
+        at the next one:   x_i <- x_i + (s_j - s_i) / 2,   x_j <- x_j + (s_i - s_j) / 2
+
+    The two corrections are the same numbers with opposite signs: only the optimizers' steps move the mean.
+    Kept of AD-PSGD: averages of two with a random neighbour; they happen in the background, with models that are stale
+    when they are used; gradients are taken at a model that has not seen the average yet.
+    Not kept: there, a worker averages whenever it is ready and fast ones take more steps. Here all take equally many,
+    the pairs are a random maximal matching of the topology's edges drawn from (seed, round), and a worker waits for a
+    partner that is more than a round behind. In return there are no active and passive roles, no graph can
+    deadlock, and a run can be repeated. With plain SGD at a period of 1 the equations are those of D-PSGD,
+    combining before the step over these matchings: it is as biased, by as much as the step.
+    Stores two vectors (its snapshot and the partner's), sends one per round, or none when left alone. The weights of
+    the topology are not used. Any optimizer may take the steps.
+    Reference: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("snapshot", "arrived")
+    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
+
+    topology: Topology = option(Ring(), help="whose edges are paired; undirected")
+    seed: int = option(0, help="of the pairs; the same on all workers", least=0)
+
+    def start(self) -> None:
+        assert self.context.flat is not None
+        self.pairs = agree(self.context, Pairs(self.topology, self.seed), "AD-PSGD")
+        self.snapshot = torch.zeros_like(self.context.flat.x)
+        self._inbox = torch.zeros_like(self.snapshot)
+        self._arrived: torch.Tensor | None = None  # None: no partner
+        self._pending: Pending | None = None
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
+
+    def after_step(self, x: torch.Tensor) -> None:
+        clock, comm = self.context.clock, self.context.comm
+        self.finish()
+        if self._arrived is not None:
+            x.add_(self._arrived.sub_(self.snapshot), alpha=0.5)
+        self.snapshot.copy_(x)
+        partner = [peer for peer, _ in self.pairs.neighbours(clock.rounds, comm.rank)]
+        clock.rounds += 1
+        self._arrived = self._inbox if partner else None
+        self._pending = comm.exchange(dict.fromkeys(partner, self.snapshot), dict.fromkeys(partner, self._inbox))
+
+    def finish(self) -> None:
+        """Wait for the snapshot that is under way."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+    @property
+    def arrived(self) -> torch.Tensor | None:
+        """The partner's snapshot, None without a partner. A checkpoint waits for it: losing one moves the mean."""
+        with self.context.comm.uncounted():
+            self.finish()
+        return self._arrived
+
+    @arrived.setter
+    def arrived(self, value: torch.Tensor | None) -> None:
+        with self.context.comm.uncounted():
+            self.finish()
+        self._arrived = value
+
+    @property
+    def spectral_gap(self) -> float:
+        return mixing_gap(self.pairs)
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        pairs = Pairs(self.topology, self.seed)
+        return gossip_cost(pairs, elements, itemsize, rank, size, round) if due else (0, 0)
+
+
+@dataclass
+class Pairs(Topology):
+    """A random maximal matching of the edges of another graph, drawn afresh each round; both ends have weight 1/2."""
+
+    base: Topology = option(Ring(), help="whose edges are paired; undirected")
+    seed: int = option(0, help="of the pairs; the same on all workers", least=0)
+
+    def check(self) -> None:
+        self.content = self.base.content
+
+    def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
+        partner = _partners(Key(self.identity, self), round)[rank]
+        return [(partner, 0.5)] if partner != rank else []
+
+    def period_length(self, size: int) -> int:
+        return 1 if size == 2 else 0
+
+
+@lru_cache(maxsize=256)
+def _partners(key: Key, round: int) -> tuple[int, ...]:
+    """Everybody's partner in this round; the own rank for a worker without one."""
+    pairs = key.topology
+    assert isinstance(pairs, Pairs)
+    graph = _bound(key)
+    edges = [(rank, peer) for rank in range(graph.size) for peer, _ in graph.neighbours(round, rank) if rank < peer]
+    partners = list(range(graph.size))
+    for index in np.random.default_rng([pairs.seed, round]).permutation(len(edges)):
+        a, b = edges[index]
+        if partners[a] == a and partners[b] == b:
+            partners[a], partners[b] = b, a
+    return tuple(partners)
+
+
+@lru_cache(maxsize=16)
+def _bound(key: Key) -> Topology:
+    """The graph whose edges are paired."""
+    assert isinstance(key.topology, Pairs)
+    graph = key.topology.base.on(key.topology.size)
+    if not graph.symmetric:
+        raise UserError(
+            f"AD-PSGD needs links that go both ways, {graph!r} is directed: use ring, torus or another undirected one"
+        )
+    return graph

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..method import option
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .base import Sync
+from .mixing import Mixing, Wires, agree, require_static
+
+
+@dataclass
+class DeFacto(Sync):
+    """Factorised consensus: gradients gathered at a frozen model, one step, then rounds that multiply to the mean.
+
+        s_i <- mean of g_i(x_i) over the steps of a period
+        x   <- W_R ... W_1 (x - a s),     W_R ... W_1 = 11^T / n,  every factor on the edges of the graph
+
+    so that all workers hold the same model again: this is centralised SGD on the batches of all workers and steps of a
+    period. Every worker has to know the whole graph. Two factorisations:
+        spectral: (W - mu I) / (1 - mu) for each eigenvalue mu != 1 of W. On a ring, path, star or hypercube the number
+            of rounds is the diameter; on an irregular graph up to n - 1.
+        tree: averages climb a spanning tree from the leaves to the centre of the graph, the mean comes down:
+            twice the radius of the graph.
+    A period of H steps is one phase: the model moves at its last step, where all rounds follow each other. (The paper
+    lets R steps of gathering and R steps of gossip alternate; here no gradient is thrown away. Its choice is H = R.)
+    Stores one vector (s); sends one to each neighbour per spectral round, one up and one down the tree.
+    Momentum is linear and equals centralised momentum; Adam's moments are each worker's own, so it is not central Adam.
+    Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
+    """
+
+    uses_gradient: ClassVar[bool] = True
+    idle_steps: ClassVar[bool] = True
+    STATE: ClassVar[tuple[str, ...]] = ("gathered", "gathered_steps")
+    HEALTH: ClassVar[tuple[str, ...]] = ("factor_rounds",)
+
+    topology: Topology = option(Ring(), help="who talks to whom; the same symmetric graph in every round")
+    factors: str = option(
+        "auto", help="how the mean is factorised; auto takes fewer rounds", choices=("auto", "spectral", "tree")
+    )
+
+    def start(self) -> None:
+        assert self.context.flat is not None
+        graph = agree(self.context, self.topology, "DeFacto", static=True)
+        x = self.context.flat.x
+        spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)
+        if self._climbs(spectrum, sweeps):
+            self.mixing = Mixing(self.context, graph, plan=lambda round: sweeps[round][self.context.rank])
+            self.weights = [(1.0, 0.0)] * len(sweeps)
+        else:
+            self.mixing = Mixing(self.context, graph)
+            self.weights = [(1.0 / (1.0 - mu), -mu / (1.0 - mu)) for mu in spectrum]
+        self.gathered = torch.zeros_like(x)
+        self.gathered_steps = 0
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        assert g is not None
+        clock = self.context.clock
+        self.gathered.add_(g)
+        self.gathered_steps += 1
+        clock.hold = not clock.due
+        if clock.due:
+            torch.div(self.gathered, self.gathered_steps, out=g)
+            self.gathered.zero_()
+            self.gathered_steps = 0
+
+    def after_step(self, x: torch.Tensor) -> None:
+        for round, (scale, keep) in enumerate(self.weights):
+            self.mixing.begin(x, round=round)
+            self.mixing.end(x, x, scale=scale, keep=keep)
+
+    @property
+    def factor_rounds(self) -> int:
+        return len(self.weights)
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        if not due:
+            return 0, 0
+        graph = self.topology.on(size)
+        spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)
+        if self._climbs(spectrum, sweeps):
+            messages = sum(len(sweep[rank].targets) for sweep in sweeps)
+        else:
+            messages = len(spectrum) * len(graph.targets(0, rank))
+        return messages, messages * elements * itemsize
+
+    def _climbs(self, spectrum: list[float], sweeps: list[list[Wires]]) -> bool:
+        """Does the mean go through the tree?"""
+        return self.factors == "tree" or (self.factors == "auto" and len(sweeps) < len(spectrum))
+
+
+def distinct_eigenvalues(topology: Topology) -> list[float]:
+    """The eigenvalues of W other than 1, each once, in Leja's order, which keeps the partial products small."""
+    require_static(topology, "DeFacto")
+    left: list[float] = []
+    for mu in np.linalg.eigvalsh(topology.matrix())[:-1]:
+        if not left or mu - left[-1] > 1e-9:
+            left.append(float(mu))
+    ordered = [left.pop(int(np.argmax(np.abs(left))))] if left else []
+    while left:
+        distance = [sum(np.log(abs(mu - chosen)) for chosen in ordered) for mu in left]
+        ordered.append(left.pop(int(np.argmax(distance))))
+    return ordered
+
+
+def tree_sweeps(topology: Topology) -> list[list[Wires]]:
+    """The wires of every worker in every round: up a breadth-first tree from its leaves, and down again."""
+    require_static(topology, "DeFacto")
+    size = topology.size
+    peers = [[peer for peer, weight in topology.neighbours(0, rank) if weight > 0.0] for rank in range(size)]
+    parent, level = min((_tree(peers, root) for root in range(size)), key=lambda tree: max(tree[1]))
+    children: list[list[int]] = [[] for _ in range(size)]
+    below = [1] * size  # workers in the subtree of each, itself counted
+    for rank in sorted(range(size), key=lambda rank: -level[rank]):
+        if parent[rank] >= 0:
+            children[parent[rank]].append(rank)
+            below[parent[rank]] += below[rank]
+    idle = Wires(1.0, [], [])
+    up, down = [], []
+    for depth in range(max(level), 0, -1):  # from workers at this depth to their parents, and back
+        climb, descend = [idle] * size, [idle] * size
+        for rank in range(size):
+            if level[rank] == depth:
+                climb[rank] = Wires(1.0, [], [parent[rank]])
+                descend[rank] = Wires(0.0, [(parent[rank], 1.0)], [])
+            elif level[rank] == depth - 1 and children[rank]:
+                shares = [(child, below[child] / below[rank]) for child in children[rank]]
+                climb[rank] = Wires(1.0 / below[rank], shares, [])
+                descend[rank] = Wires(1.0, [], children[rank])
+        up.append(climb)
+        down.append(descend)
+    return up + down[::-1]
+
+
+def _tree(peers: list[list[int]], root: int) -> tuple[list[int], list[int]]:
+    """Parents (the root's is -1) and levels of a breadth-first tree."""
+    parent, level = [-1] * len(peers), [-1] * len(peers)
+    level[root] = 0
+    front = [root]
+    for rank in front:  # grows while it is read
+        for peer in peers[rank]:
+            if level[peer] < 0:
+                parent[peer], level[peer] = rank, level[rank] + 1
+                front.append(peer)
+    return parent, level

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..method import option
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .accelerated import KINDS, Plan
+from .base import Sync
+from .mixing import WIRES, Mixing, agree, gossip_cost
+
+
+@dataclass
+class DeTAG(Sync):
+    """Gradient tracking with accelerated gossip by phases: optimal in the number of rounds, up to a logarithm.
+
+    A phase is R steps at a frozen model x. Each of them
+        adds a gradient:   s_i <- s_i + g_i(x_i) / R
+        gossips:           one round of AG_R on the model and on the tracker, x~ and y~ (see `accelerated`)
+    and the last one ends the phase:
+        x_i <- x~_i - a y~_i        the optimizer's step from x~ with y~ as its gradient
+        y_i <- y~_i + s_i - s_i(before),   s_i(before) <- s_i,   s_i <- 0,   x~_i <- x_i,   y~_i <- y_i
+
+    The mean of y is the mean of the last phase's gradients, so it reaches the optimum of the mean however much data
+    differ. y is one phase old: keep the step below 1 / L. The first phase only gathers gradients.
+    Stores six vectors ([x~ | y~] and its value before, s, s before) and sends one message of 2 d to each neighbour per
+    step. With `overlap` it travels while the gradient is computed. The update goes through the user's optimizer, and
+    momentum makes it DeTAGM. y vanishes at the optimum, so momentum, Adam and weight decay all stay exact.
+    Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023.
+    """
+
+    uses_gradient: ClassVar[bool] = True
+    every_step: ClassVar[bool] = True
+    idle_steps: ClassVar[bool] = True
+    STATE: ClassVar[tuple[str, ...]] = ("first", "gossiped", "gossiped_before", "gathered", "gathered_before")
+    HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap", "phase", "contraction")
+
+    topology: Topology = option(Ring(), help="who talks to whom; the same symmetric graph in every round")
+    rounds: int | None = option(None, help="R, steps in a phase; by default 1/2 ln(n) / sqrt(1 - lambda)", least=1)
+    gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
+    overlap: bool = option(False, help="let messages travel while the gradient is computed")
+    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+
+    def start(self) -> None:
+        assert self.context.flat is not None
+        graph = agree(self.context, self.topology, "DeTAG", static=True)
+        self.plan = Plan.make(graph, self.gossip, self.rounds, "DeTAG")
+        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
+        x = self.context.flat.x
+        self.elements = x.numel()
+        self.first: int | None = None  # the step at which the first phase began
+        self.gossiped = x.new_zeros(2 * self.elements)  # [x~ | y~]
+        self.gossiped_before = torch.zeros_like(self.gossiped)
+        self.gathered = torch.zeros_like(x)
+        self.gathered_before = torch.zeros_like(x)
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        assert g is not None
+        clock = self.context.clock
+        if self.first is None:
+            self.first = clock.step
+            self._begin_phase(x)
+        since = clock.step - self.first
+        self._round(since % self.plan.rounds)
+        self.gathered.add_(g, alpha=1.0 / self.plan.rounds)
+        # Nothing is tracked before the first phase has ended, and nothing moves.
+        clock.hold = not self._last or since < self.plan.rounds
+        if self._last:
+            x.copy_(self.gossiped[: self.elements])
+            g.copy_(self.gossiped[self.elements :])
+
+    def after_step(self, x: torch.Tensor) -> None:
+        if self._last:
+            self.gossiped[self.elements :].add_(self.gathered).sub_(self.gathered_before)
+            self.gathered, self.gathered_before = self.gathered_before.zero_(), self.gathered
+            self._begin_phase(x)
+        if self.overlap:
+            self.mixing.begin(self.gossiped)
+
+    def _begin_phase(self, x: torch.Tensor) -> None:
+        self.gossiped[: self.elements].copy_(x)
+        self.gossiped_before.copy_(self.gossiped)
+
+    def _round(self, number: int) -> None:
+        """z_{r+1} = (1 + eta) W z_r - eta z_{r-1}, written over z_{r-1}."""
+        eta = self.plan.etas[number]
+        if not self.mixing.under_way:  # without overlap, at the first step, and after a checkpoint
+            self.mixing.begin(self.gossiped)
+        self.mixing.end(self.gossiped, self.gossiped_before, scale=1.0 + eta, keep=-eta)
+        self.gossiped, self.gossiped_before = self.gossiped_before, self.gossiped
+
+    @property
+    def _last(self) -> bool:
+        """Is this the last step of a phase?"""
+        assert self.first is not None
+        return (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
+
+    def finish(self) -> None:
+        """Wait for a round that is under way and forget it: the last one of a run is nobody's."""
+        self.mixing.drop()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mixing.drop()
+        super().load_state_dict(state)
+
+    @property
+    def tracker_gap(self) -> float:
+        """||mean(y) - mean(gradients of the last phase)||: rounding, and nothing else."""
+        return float(self.context.comm.mean(self.gossiped[self.elements :] - self.gathered_before).norm())
+
+    @property
+    def spectral_gap(self) -> float:
+        return self.mixing.topology.spectral_gap()
+
+    @property
+    def phase(self) -> int:
+        return self.plan.rounds
+
+    @property
+    def contraction(self) -> float:
+        return self.plan.contraction
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return gossip_cost(self.topology, 2 * elements, itemsize, rank, size, round, self.wire)

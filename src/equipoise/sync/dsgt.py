@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..method import option
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .base import Sync
+from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
+
+
+@dataclass
+class DSGT(Sync):
+    """Gradient tracking: every worker follows the mean gradient of all and gives that to its optimizer.
+
+        y_i <- g_i                                         at the first step
+        y_i <- sum_j W_ij y_j + g_i(x_i) - g_i(before)     later
+        x_i <- sum_j W_ij (x_j - a y_j)
+
+    The mean of y is the mean of g at all times, so a constant step reaches the optimum of the mean however much the
+    workers' data differ, on any graph that mixes. Stores two vectors (y and the gradient before); model and tracker lie
+    side by side in memory and go to each neighbour as one message of 2 d per step. Any optimizer may take the step
+    with y as its gradient: y vanishes at the optimum, so momentum and Adam stay exact.
+    Reference: Zhang and You, Decentralized Stochastic Gradient Tracking for Non-convex Empirical Risk Minimization,
+    2019.
+    """
+
+    uses_gradient: ClassVar[bool] = True
+    every_step: ClassVar[bool] = True
+    idle_steps: ClassVar[bool] = True
+    STATE: ClassVar[tuple[str, ...]] = ("started", "tracker", "gradient_before")
+    HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap")
+
+    topology: Topology = option(Ring(), help="who talks to whom")
+    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+
+    def start(self) -> None:
+        assert self.context.flat is not None
+        agree(self.context, self.topology, "DSGT")
+        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
+        self.elements = len(self.context.flat)
+        self.both = self.context.flat.widen(self.elements)  # [x | y]
+        self.gradient_before = torch.zeros_like(self.tracker)
+        self.started = False
+
+    @property
+    def tracker(self) -> torch.Tensor:
+        return self.both[self.elements :]
+
+    @tracker.setter
+    def tracker(self, value: torch.Tensor) -> None:
+        self.tracker.copy_(value)
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        assert g is not None
+        if self.started:
+            self.tracker.add_(g).sub_(self.gradient_before)
+        else:
+            # y = g and the gradient before = g together; y = g beside a zero would carry this g for ever.
+            self.tracker, self.started = g, True
+        self.gradient_before.copy_(g)
+        g.copy_(self.tracker)
+
+    def after_step(self, x: torch.Tensor) -> None:
+        assert x.data_ptr() == self.both.data_ptr(), "the model has left its place before the tracker"
+        self.mixing.mix(self.both)
+
+    @property
+    def tracker_gap(self) -> float:
+        """||mean(y) - mean(g)||: rounding, and nothing else."""
+        return float(self.context.comm.mean(self.tracker - self.gradient_before).norm())
+
+    @property
+    def spectral_gap(self) -> float:
+        return mixing_gap(self.mixing.topology)
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return gossip_cost(self.topology, 2 * elements, itemsize, rank, size, round, self.wire) if due else (0, 0)

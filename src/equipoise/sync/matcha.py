@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from ..method import option
+from ..topology.analysis import Key
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .base import Sync
+from .mixing import WIRES, Mixing, Wires, agree, require_static
+
+_PATIENCE = 100  # steps of the ascent without a gain
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass
+class MATCHA(Sync):
+    """D-PSGD over a random part of the links in each round: the graph is split into matchings, each drawn or not.
+
+        x_i <- sum_j W_ij (x_j - a g_j(x_j)),   W = I - alpha sum_m b_m L_m,   b_m = 1 with probability p_m, else 0
+
+    L_m is the Laplacian of matching m of M: disjoint links, which can be used all at once. p maximises
+    lambda_2(sum_m p_m L_m) with sum_m p_m = budget M, so links that hold the graph together are drawn more often.
+    alpha minimises rho = ||E[W^T W] - 11^T/n||, the part of the squared disagreement that a round leaves on average.
+    The draws follow from (seed, round) and are the same on all workers. The topology gives the graph, not its weights.
+    Stores nothing but what arrives; sends one vector along each drawn link, where matchings are alike the budget's
+    part of what D-PSGD sends. Like D-PSGD it stops at a distance from the optimum proportional to the step, and keeps
+    wandering there with the draws. Any optimizer may take the local step; its state stays local.
+    Reference: Wang et al., MATCHA: Speeding Up Decentralized SGD via Matching Decomposition Sampling, 2019
+    (arXiv 1905.09435).
+    """
+
+    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap", "matchings_per_round")
+
+    topology: Topology = option(Ring(), help="the graph that is split; undirected, the same in every round")
+    budget: float = option(0.5, help="average part of the matchings that a round uses", above=0, most=1)
+    seed: int = option(0, help="of the draws; the same on all workers", least=0)
+    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+
+    def check(self) -> None:
+        if self.topology.lazy or self.topology.slack != 1.0:
+            raise UserError(
+                "MATCHA makes its own weights: leave lazy and slack out of the topology, or lower the budget"
+            )
+
+    def start(self) -> None:
+        graph = agree(self.context, self.topology, "MATCHA", static=True)
+        offers = self.context.comm.gather_objects((self.budget, self.seed, self.planned(self.context.size)))
+        if any(offer[:2] != offers[0][:2] for offer in offers):
+            raise UserError("MATCHA: workers would draw different links: give all of them the same budget and seed")
+        self.plan: Plan = offers[0][2]  # unlike machines find unlike eigenvectors: one plan serves all
+        self.mixing = Mixing(self.context, graph, WIRES[self.wire], plan=self.wires)
+
+    def planned(self, size: int) -> Plan:
+        graph = self.topology.on(size)
+        return make_plan(Key(graph.identity, graph), self.budget)
+
+    def wires(self, round: int) -> Wires:
+        peers = drawn(self.plan, self.seed, round, self.context.size)[self.context.rank]
+        alpha = self.plan.alpha
+        return Wires(1.0 - alpha * len(peers), [(peer, alpha) for peer in peers], list(peers))
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
+
+    def after_step(self, x: torch.Tensor) -> None:
+        self.mixing.mix(x)
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 - sqrt(rho): what 1 - lambda is for a graph that stays."""
+        return 1.0 - self.plan.rho**0.5
+
+    @property
+    def matchings_per_round(self) -> float:
+        return sum(self.plan.probabilities)
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        messages = len(drawn(self.planned(size), self.seed, round, size)[rank]) if due else 0
+        narrow = WIRES[self.wire]
+        return messages, messages * elements * (itemsize if narrow is None else narrow.itemsize)
+
+
+class Plan(NamedTuple):
+    matchings: tuple[Pairs, ...]
+    probabilities: tuple[float, ...]
+    alpha: float
+    rho: float
+
+
+@lru_cache(maxsize=256)
+def drawn(plan: Plan, seed: int, round: int, size: int) -> tuple[tuple[int, ...], ...]:
+    """Everybody's peers in this round."""
+    peers: list[list[int]] = [[] for _ in range(size)]
+    lot = np.random.default_rng([seed, round]).random(len(plan.matchings))
+    for chance, probability, matching in zip(lot, plan.probabilities, plan.matchings, strict=True):
+        for a, b in matching if chance < probability else ():
+            peers[a].append(b)
+            peers[b].append(a)
+    return tuple(map(tuple, peers))
+
+
+@lru_cache(maxsize=16)
+def make_plan(key: Key, budget: float) -> Plan:
+    """Matchings, probabilities and alpha for a bound topology."""
+    graph = key.topology
+    require_static(graph, "MATCHA")
+    matchings = split([(a, b) for a in range(graph.size) for b, _ in graph.neighbours(0, a) if a < b], graph.size)
+    laplacians = np.zeros((len(matchings), graph.size, graph.size))
+    for laplacian, matching in zip(laplacians, matchings, strict=True):
+        for a, b in matching:
+            laplacian[[a, b], [a, b]] = 1.0
+            laplacian[[a, b], [b, a]] = -1.0
+    p = _probabilities(laplacians, budget)
+    return Plan(matchings, tuple(p.tolist()), *_least(p, laplacians))
+
+
+def split(edges: list[tuple[int, int]], size: int) -> tuple[Pairs, ...]:
+    """Edges as matchings: as many as the largest degree if the graph has no odd circle, few more if it has."""
+    at: list[dict[int, int]] = [{} for _ in range(size)]  # of each worker: matching -> partner
+    count = max(sum(rank in edge for edge in edges) for rank in range(size))
+    for a, b in edges:
+        chosen = _free(at, a, b, count)
+        count = max(count, chosen + 1)
+        at[a][chosen], at[b][chosen] = b, a
+    return tuple(tuple((a, each[m]) for a, each in enumerate(at) if each.get(m, -1) > a) for m in range(count))
+
+
+def _free(at: list[dict[int, int]], a: int, b: int, count: int) -> int:
+    """A matching of which neither a nor b is part, making room where there is none; a new one if that fails too."""
+    free_a, free_b = ([m for m in range(count) if m not in at[end]] for end in (a, b))
+    shared = set(free_a) & set(free_b)
+    if shared:
+        return min(shared)
+    for one in free_a:
+        for other in free_b:
+            # The path from b along edges of `one` and `other` in turn. Swapping the two along it frees `one` at b, and
+            # keeps it free at a unless the path ends there.
+            path, end, now, then = [], b, one, other
+            while now in at[end]:
+                path.append((end, at[end][now], now))
+                end, now, then = at[end][now], then, now
+            if end != a:
+                for u, v, m in path:
+                    del at[u][m], at[v][m]
+                for u, v, m in path:
+                    at[u][one + other - m], at[v][one + other - m] = v, u
+                return one
+    return count
+
+
+def _probabilities(laplacians: np.ndarray, budget: float) -> np.ndarray:
+    """The p that maximises lambda_2(sum p_m L_m), sum p_m = budget M, 0 <= p <= 1: ascent along supergradients."""
+    p = best = np.full(len(laplacians), budget)
+    top, found, step = -1.0, 0, 0
+    while step < found + _PATIENCE and step < 5 * _PATIENCE:
+        values, vectors = np.linalg.eigh(np.tensordot(p, laplacians, 1))
+        if values[1] > top * (1.0 + 1e-6):
+            top, best, found = values[1], p, step
+        rise = np.einsum("i,mij,j->m", vectors[:, 1], laplacians, vectors[:, 1])
+        step += 1
+        p = _nearest(p + rise / max(1e-12, rise.max()) / step**0.5, budget * len(p))
+    return best
+
+
+def _nearest(p: np.ndarray, total: float) -> np.ndarray:
+    """The nearest point with 0 <= p <= 1 and the sum `total`."""
+    low, high = -1.0 - p.max(), 1.0 - p.min()
+    for _ in range(50):
+        shift = (low + high) / 2.0
+        low, high = (shift, high) if np.clip(p + shift, 0.0, 1.0).sum() < total else (low, shift)
+    return np.clip(p + high, 0.0, 1.0)
+
+
+def _least(p: np.ndarray, laplacians: np.ndarray) -> tuple[float, float]:
+    """The alpha that minimises rho, which is convex in it, and that rho. An alpha of 1 swaps two models.
+
+    E[W^T W] = I - 2 alpha E[L] + alpha^2 (E[L]^2 + 2 sum p_m (1 - p_m) L_m), since L_m^2 = 2 L_m.
+    """
+    mean = np.tensordot(p, laplacians, 1)
+    square = mean @ mean + 2.0 * np.tensordot(p * (1.0 - p), laplacians, 1)
+    centred = np.eye(len(mean)) - 1.0 / len(mean)
+
+    def rho(alpha: float) -> float:
+        return float(np.linalg.eigvalsh(centred - 2.0 * alpha * mean + alpha**2 * square)[-1])
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        left, right = low + (high - low) / 3.0, high - (high - low) / 3.0
+        low, high = (low, right) if rho(left) < rho(right) else (left, high)
+    return high, rho(high)

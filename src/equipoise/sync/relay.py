@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+
+from ..method import option
+from ..topology.analysis import Key
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .base import Sync
+from .mixing import agree, require_static
+
+
+@dataclass
+class RelaySGD(Sync):
+    """Models are relayed along a tree: every worker averages everybody's, older the farther they come from.
+
+        x_i <- x_i - a g_i(x_i)
+        to each neighbour j:   m_ij = x_i + sum over the other neighbours k of m_ki from the round before
+        x_i <- (x_i + sum_j m_ji) / n
+
+    Every model enters every average with weight 1 / n, so a constant step reaches the optimum of the mean however much
+    the workers' data differ (with a round at every step; local steps bring a bias proportional to the step). The delay
+    asks for a smaller step the deeper the tree. It is the breadth-first tree from the centre of the topology's
+    graph; a path or a star is its own. The weights of the topology are not used.
+    A neighbour that has not spoken yet stands for as many copies of the common start as there are workers behind
+    it: what the paper's counts and x^0 come to, without sending counts. Stores the last message of each neighbour,
+    sends one vector to each neighbour in the tree per round. Any update that is linear in the gradients keeps it
+    exact, so momentum does; Adam scales each worker's gradient on its own.
+    Reference: Vogels et al., RelaySum for Decentralized Deep Learning on Heterogeneous Data, NeurIPS 2021.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("inbox",)
+    HEALTH: ClassVar[tuple[str, ...]] = ("delay",)
+
+    topology: Topology = option(Ring(), help="whose spanning tree is used; the same undirected graph in every round")
+
+    def start(self) -> None:
+        graph = agree(self.context, self.topology, "RelaySGD", static=True)
+        tree = spanning_tree(Key(graph.identity, graph))
+        self.peers = list(tree.links[self.context.rank])
+        self.behind = list(tree.links[self.context.rank].values())
+        self.delay = tree.delay
+        self.inbox: torch.Tensor | None = None  # a row a neighbour
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        if self.inbox is None:  # not in `start`: a model may be loaded between that and the first step
+            self.inbox = torch.outer(x.new_tensor(self.behind), x)
+
+    def after_step(self, x: torch.Tensor) -> None:
+        assert self.inbox is not None
+        known = self.inbox.sum(0).add_(x)
+        outgoing = {peer: known - heard for peer, heard in zip(self.peers, self.inbox, strict=True)}
+        self.context.comm.exchange(outgoing, dict(zip(self.peers, self.inbox, strict=True))).wait()
+        self.context.clock.rounds += 1
+        x.add_(self.inbox.sum(0)).div_(self.context.size)
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        graph = self.topology.on(size)
+        messages = len(spanning_tree(Key(graph.identity, graph)).links[rank]) if due else 0
+        return messages, messages * elements * itemsize
+
+
+@dataclass(frozen=True)
+class Tree:
+    links: tuple[dict[int, int], ...]  # of each worker: neighbour -> number of workers reached through it
+    delay: int  # the largest number of rounds between two workers
+
+
+@lru_cache(maxsize=64)
+def spanning_tree(key: Key) -> Tree:
+    """The shallowest breadth-first tree of a bound topology; of several, the one with the lowest root."""
+    graph = key.topology
+    require_static(graph, "RelaySGD")
+    peers = [sorted(peer for peer, _ in graph.neighbours(0, rank)) for rank in range(graph.size)]
+    searches = [_breadth_first(peers, root) for root in range(graph.size)]
+    order, parent, _ = min(searches, key=lambda search: max(search[2]))
+    links: list[dict[int, int]] = [{} for _ in peers]
+    below, height, delay = [1] * graph.size, [0] * graph.size, 0
+    for rank in reversed(order[1:]):
+        above = parent[rank]
+        links[rank][above], links[above][rank] = graph.size - below[rank], below[rank]
+        below[above] += below[rank]
+        delay = max(delay, height[above] + height[rank] + 1)
+        height[above] = max(height[above], height[rank] + 1)
+    return Tree(tuple(dict(sorted(each.items())) for each in links), delay)
+
+
+def _breadth_first(peers: list[list[int]], root: int) -> tuple[list[int], list[int], list[int]]:
+    """Workers in the order in which they are reached, and for each its parent (the root's is itself) and its depth."""
+    order, parent, depth = [root], {root: root}, {root: 0}
+    for rank in order:  # grows while it is read
+        for peer in peers[rank]:
+            if peer not in parent:
+                parent[peer], depth[peer] = rank, depth[rank] + 1
+                order.append(peer)
+    ranks = range(len(peers))
+    return order, [parent[rank] for rank in ranks], [depth[rank] for rank in ranks]

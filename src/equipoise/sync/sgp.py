@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..method import option
+from ..topology.base import Topology
+from ..topology.one_peer import OnePeer
+from .base import Sync
+from .mixing import Mixing, agree, gossip_cost
+
+
+@dataclass
+class SGP(Sync):
+    """Stochastic gradient push: models go along one-way links, and a weight that travels with them undoes the bias.
+
+        y_i <- sum_j P_ij (y_j - a g_j(x_j));   w_i <- sum_j P_ij w_j;   x_i = y_i / w_i
+
+    Columns of P sum to 1, rows need not: any strongly connected graph will do, each worker only decides whom it gives
+    which share of its y and w. The model is always x, where gradients are taken and weights decay; a worker's steps
+    are added to y as they are, so any optimizer may take them, and several between two rounds. Stores w and one vector
+    (y - x); w lies behind y in memory, and one message of d + 1 goes to each out-neighbour per round. Where in and out
+    weights balance, as on the default graph, w stays 1. Like D-PSGD it stops at a distance from the optimum
+    proportional to the step.
+    Reference: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("weight", "offset")
+    HEALTH: ClassVar[tuple[str, ...]] = ("least_weight",)
+
+    topology: Topology = option(OnePeer(), help="who sends to whom; may be directed")
+
+    def start(self) -> None:
+        assert self.context.flat is not None
+        agree(self.context, self.topology, "SGP", push_sum=True)
+        self.mixing = Mixing(self.context, self.topology)
+        self.both = self.context.flat.widen(1)  # [y | w] during a round
+        self.weight = 1.0
+        self.offset = torch.zeros_like(self.context.flat.x)  # y - x
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
+
+    def after_step(self, x: torch.Tensor) -> None:
+        assert x.data_ptr() == self.both.data_ptr(), "the model has left its place before the weight"
+        y = x.add_(self.offset)
+        self.both[-1] = self.weight
+        self.mixing.mix(self.both)
+        self.weight = self.both[-1].item()
+        self.offset.copy_(y)
+        self.offset.sub_(x.div_(self.weight))
+
+    @property
+    def least_weight(self) -> float:
+        """The smallest w of any worker: near zero, the division amplifies rounding."""
+        return float(self.context.comm.gather(torch.tensor([self.weight], dtype=torch.float64)).min())
+
+    def centre(self) -> torch.Tensor | None:
+        return None
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return gossip_cost(self.topology, elements + 1, itemsize, rank, size, round) if due else (0, 0)

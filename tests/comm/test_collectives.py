@@ -1,0 +1,222 @@
+"""sum, mean, weighted_mean, gather, broadcast, gather_objects and counter, on both kinds of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.comm import barrier
+from equipoise.comm.process import _BLOCK
+from equipoise.comm.shared import LEAST
+from equipoise.vector import digest
+
+from .workers import both, in_rank_order, run, values
+
+SIZES = (1, 2, 3, 4, 5)
+
+
+def everything(comm: Any) -> dict[str, Any]:
+    """Whole numbers, so that every order of summation is exact."""
+    r, n = comm.rank, comm.size
+    found: dict[str, Any] = {"rank": r, "size": n}
+    for count in (1, 2, 7, 12):  # fewer than the workers, and not a multiple of them
+        v = torch.arange(count, dtype=torch.float32) + 10 * r
+        found[f"sum {count}"] = comm.sum(v).tolist()
+        found[f"in place {count}"] = v.tolist()
+        found[f"mean {count}"] = comm.mean(torch.full((count,), float(r))).tolist()
+        found[f"gather {count}"] = comm.gather(torch.full((count,), r)).tolist()
+        found[f"broadcast {count}"] = comm.broadcast(torch.full((count,), r), source=n - 1).tolist()
+    found["2-d"] = comm.sum(torch.full((2, 3), r + 1)).tolist()
+    found["0-d"] = comm.sum(torch.tensor(r + 1.0)).item()
+    found["strided"] = comm.sum(torch.full((3, 2), r + 1.0).t()).tolist()
+    part = torch.zeros(4, 2)
+    comm.sum(part[:, 0].add_(1.0))
+    found["column"] = part.tolist()
+    found["empty"] = comm.sum(torch.empty(0)).tolist()
+    message = torch.tensor([3.0 * r, 30.0 * r, float(r)])  # the vector (3, 30) with weight r
+    found["weighted"] = comm.weighted_mean(message), message[:2].tolist()
+    found["no weight"] = comm.weighted_mean(torch.zeros(3))
+    found["objects"] = comm.gather_objects({"rank": r, "text": "x" * r})
+    barrier(comm)
+    found["counter"] = comm.counter("a", r + 1), comm.counter("b", 1)
+    barrier(comm)
+    found["counter in the end"] = comm.counter("a", 0)
+    found["still there"] = comm.sum(torch.ones(1)).item()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[tuple[int, bool], list[dict[str, Any]]]:
+    return {(size, virtual): run(everything, size, virtual) for size in SIZES for virtual in (True, False)}
+
+
+@both
+@pytest.mark.parametrize("size", SIZES)
+def test_every_collective_is_right(ran: Any, size: int, virtual: bool) -> None:
+    ranks = range(size)
+    total = sum(ranks)
+    for r, found in enumerate(ran[size, virtual]):
+        assert (found["rank"], found["size"]) == (r, size)
+        for count in (1, 2, 7, 12):
+            assert found[f"sum {count}"] == [size * i + 10 * total for i in range(count)]
+            assert found[f"in place {count}"] == found[f"sum {count}"]
+            assert found[f"mean {count}"] == [total / size] * count
+            assert found[f"gather {count}"] == [[s] * count for s in ranks]
+            assert found[f"broadcast {count}"] == [size - 1] * count
+        assert found["2-d"] == [[total + size] * 3] * 2
+        assert found["0-d"] == total + size
+        assert found["strided"] == [[float(total + size)] * 3] * 2
+        assert found["column"] == [[float(size), 0.0]] * 4
+        assert found["empty"] == []
+        weight, mean = found["weighted"]
+        assert weight == total
+        assert mean == ([3.0, 30.0] if total else [0.0, 0.0])
+        assert found["no weight"] == 0
+        assert found["objects"] == [{"rank": s, "text": "x" * s} for s in ranks]
+        assert found["counter in the end"] == total + size
+        assert found["still there"] == size
+
+
+@both
+@pytest.mark.parametrize("size", SIZES)
+def test_a_counter_gives_every_value_once(ran: Any, size: int, virtual: bool) -> None:
+    assert sorted(found["counter"][1] for found in ran[size, virtual]) == list(range(1, size + 1))
+    after = [found["counter"][0] for found in ran[size, virtual]]
+    assert max(after) == size * (size + 1) // 2
+    assert len(set(after)) == size
+
+
+# -- the deterministic sum ----------------------------------------------------------------------------------------
+LENGTHS = (1, 2, 3, 5, 101, LEAST // 4 - 1, LEAST // 4 + 1, _BLOCK + 7)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def sums(comm: Any) -> list[str]:
+    found = [comm.sum(values(comm.rank, count)) for count in LENGTHS]
+    found += [comm.mean(values(comm.rank, 1001, dtype)) for dtype in DTYPES]
+    message = values(comm.rank, 1001).mul_(comm.rank + 0.3)
+    message[-1] = comm.rank + 0.3
+    comm.weighted_mean(message)
+    return [digest(t) for t in (*found, message)]
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_processes_sum_in_rank_order_bit_for_bit_as_virtual_workers(size: int) -> None:
+    """Below and above the size from which shared memory carries it, and above the block of the one on gloo."""
+    virtual = run(sums, size, True)
+    processes = run(sums, size, False, deterministic=True)
+    for i, count in enumerate(LENGTHS):
+        assert virtual[0][i] == digest(in_rank_order([values(r, count) for r in range(size)])), count
+    for i, dtype in enumerate(DTYPES, len(LENGTHS)):
+        assert virtual[0][i] == digest(in_rank_order([values(r, 1001, dtype) for r in range(size)]) / size), dtype
+    assert virtual == [virtual[0]] * size
+    assert processes == virtual
+
+
+def test_rank_order_is_what_these_numbers_need() -> None:
+    """The values above tell a rank-order sum from others; else the test before would show nothing."""
+    parts = [values(r, 1001) for r in range(4)]
+    assert not torch.equal(in_rank_order(parts), in_rank_order(parts[::-1]))
+    assert not torch.equal(in_rank_order(parts), (parts[0] + parts[1]) + (parts[2] + parts[3]))
+
+
+def test_without_shared_memory_the_deterministic_sum_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_SHARED_MEMORY", "0")
+    processes = run(sums, 3, False, deterministic=True)
+    for i, count in enumerate(LENGTHS):
+        assert processes[1][i] == digest(in_rank_order([values(r, count) for r in range(3)])), count
+
+
+def test_the_usual_sum_is_right_to_rounding() -> None:
+    """n - 1 additions, each with a relative error of at most eps / 2 of a partial sum below the sum of magnitudes."""
+
+    def usual(comm: Any) -> torch.Tensor:
+        return comm.sum(values(comm.rank, 1001))
+
+    exact = sum(values(r, 1001).double() for r in range(4))
+    bound = 3 * torch.finfo(torch.float32).eps / 2 * sum(values(r, 1001).double().abs() for r in range(4))
+    for found in run(usual, 4, False):
+        assert ((found.double() - exact).abs() <= bound).all()
+
+
+def test_sums_of_changing_length_do_not_disturb_each_other() -> None:
+    """Workers leave a sum at different times: who is early must not overwrite what another has still to read."""
+
+    def many(comm: Any) -> int:
+        wrong = 0
+        for turn in range(40):
+            for count in (LEAST // 4 + 5, 200_001, 33_333):
+                v = torch.full((count,), float(comm.rank + turn))
+                comm.sum(v)
+                wrong += int((v != 6.0 + 4 * turn).sum())
+        return wrong
+
+    assert run(many, 4, False) == [0, 0, 0, 0]
+
+
+# -- what callers may rely on -------------------------------------------------------------------------------------
+@both
+def test_gathered_values_belong_to_the_caller(virtual: bool) -> None:
+    """What one worker does to a value it gave or received is not seen by another."""
+
+    def work(comm: Any) -> Any:
+        mine = [comm.rank]
+        tensor = torch.full((2,), float(comm.rank))
+        objects, stacked = comm.gather_objects(mine), comm.gather(tensor)
+        mine.append(99)
+        tensor.fill_(99.0)
+        objects[0].append(77)
+        stacked[0] = 77.0
+        barrier(comm)
+        again = comm.gather_objects([comm.rank]), comm.gather(torch.full((2,), float(comm.rank)))
+        return objects[1], stacked[1].tolist(), again[0], again[1].tolist()
+
+    for found in run(work, 2, virtual):
+        assert found == ([1], [1.0, 1.0], [[0], [1]], [[0.0, 0.0], [1.0, 1.0]])
+
+
+@both
+def test_results_come_back_by_rank_whatever_they_are(virtual: bool) -> None:
+    def work(comm: Any) -> Any:
+        big = torch.full((300_000,), float(comm.rank))
+        return {"tensor": big, "array": big.numpy()[:3], "none": None, "text": "é" * comm.rank}
+
+    for r, found in enumerate(run(work, 3, virtual)):
+        assert torch.equal(found["tensor"], torch.full((300_000,), float(r)))
+        assert found["array"].tolist() == [r, r, r]
+        assert found["text"] == "é" * r
+
+
+@both
+def test_no_gradient_flows_through_communication(virtual: bool) -> None:
+    def work(comm: Any) -> Any:
+        p = torch.nn.Parameter(torch.ones(2))
+        gathered = comm.gather(p)
+        comm.broadcast(p.data)
+        return gathered.requires_grad, comm.gather(p * 2).requires_grad
+
+    assert run(work, 2, virtual) == [(False, False)] * 2
+
+
+def test_processes_after_the_parent_has_used_its_threads() -> None:
+    """OpenMP's threads do not survive a fork: children must not wait for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(500, 500) @ torch.randn(500, 500)
+
+        def work(comm: Any) -> float:
+            big = torch.randn(400, 400)
+            return comm.sum((big @ big).sum() * 0.0 + 1.0).item()
+
+        assert run(work, 3, False) == [3.0, 3.0, 3.0]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_ten_launches_in_a_row() -> None:
+    """Workers that leave at once must not take unread messages of others with them."""
+    for _ in range(10):
+        assert run(lambda comm: comm.sum(torch.ones(2)).tolist(), 4, False) == [[4.0, 4.0]] * 4

@@ -1,0 +1,193 @@
+"""Described clusters: what is read, what is refused, and the time model by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.comm.network import _BITS, _SECONDS, DEFAULT_RATE, Cluster, Link, duration, quantity
+from equipoise.errors import UserError
+
+TWO = [{"count": 2}]
+
+
+# -- units --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("8 bit", 8),
+        ("1 kbit", 1e3),
+        ("100 Mbit", 1e8),
+        ("100Mbit", 1e8),
+        (" 2.5 Gbit/s ", 2.5e9),
+        ("10 GBIT", 1e10),
+        ("3 B", 24),
+        ("1 kB", 8e3),
+        ("1.5 MB/s", 1.2e7),
+        ("1 GB", 8e9),
+        ("100 Mbps", 1e8),
+        ("1 gbps", 1e9),
+        ("1e2 Mbit", 1e8),
+        ("0", 0.0),
+    ],
+)
+def test_bandwidths(text: str, bits: float) -> None:
+    assert quantity(text, _BITS, "bandwidth") == bits
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250 us", 250e-6), ("1 ms", 1e-3), ("2s", 2.0), ("2 m", 120.0), ("2 min", 120.0), ("1.5 h", 5400.0), (0, 0.0)],
+)
+def test_latencies(text: Any, seconds: float) -> None:
+    assert quantity(text, _SECONDS, "latency") == pytest.approx(seconds, rel=1e-15)
+
+
+@pytest.mark.parametrize("text", ["100 Mb", "5 gb", "8 b", "1 kb"])
+def test_bits_or_bytes_is_not_guessed(text: str) -> None:
+    with pytest.raises(UserError, match="bits or bytes.*bit for bits.*B for bytes"):
+        quantity(text, _BITS, "bandwidth")
+
+
+@pytest.mark.parametrize("text", ["fast", "100 furlong", "Mbit", "1.2.3 Mbit", "", "1 2 Mbit", "nan Mbit", "100 Mbit per s"])
+def test_an_unknown_unit_is_refused_with_the_known_ones(text: str) -> None:
+    with pytest.raises(UserError, match="bandwidth = .*write a number and one of bit, kbit, Mbit.*such as '100 Mbit'"):
+        quantity(text, _BITS, "bandwidth")
+
+
+def test_a_number_without_a_unit_is_refused() -> None:
+    with pytest.raises(UserError, match="latency = 3 has no unit: add one of us, ms, s"):
+        quantity(3, _SECONDS, "latency")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(90, 90.0), (0.5, 0.5), ("90", 90.0), ("90 s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
+def test_durations(text: Any, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", [0, -1, "0", "-5 s", "soon", "1.2.3", math.nan, True, ""])
+def test_durations_that_are_none(text: Any) -> None:
+    with pytest.raises(UserError, match="budget"):
+        duration(text, "budget")
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+def test_a_whole_description() -> None:
+    cluster = Cluster.from_dict(
+        {
+            "examples_per_second": 500,
+            "workers": [{"speed": 2.0}, {"count": 2}, {"examples_per_second": 90}],
+            "links": {
+                "bandwidth": "100 Mbit",
+                "latency": "1 ms",
+                "between": [
+                    {"workers": [0, 3], "bandwidth": "1 Gbit"},
+                    {"groups": [[0, 1], [2]], "latency": "20 ms"},
+                    {"workers": [3, 0], "latency": "5 ms"},
+                ],
+            },
+        }
+    )
+    assert cluster.rates == [1000.0, 500.0, 500.0, 90.0]
+    assert cluster.size == 4
+    assert cluster.described
+    assert cluster.link_of(0, 1) == cluster.link_of(1, 0) == Link(1e8, 1e-3)
+    assert cluster.link_of(0, 2) == cluster.link_of(2, 1) == Link(1e8, 20e-3)
+    assert cluster.link_of(3, 0) == Link(1e8, 5e-3), "the last word on a pair counts, on top of [links]"
+
+
+def test_the_least_description() -> None:
+    cluster = Cluster.from_dict({"workers": TWO})
+    assert cluster.rates == [DEFAULT_RATE] * 2
+    assert cluster.mean(10**9) == 0.0, "without [links] the network is perfect"
+    assert not Cluster.uniform(3).described
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[[workers]]\ncount = 3\nspeed = 0.5\n[links]\nlatency = "1 ms"\n')
+    assert Cluster.load(path).rates == [500.0] * 3
+    with pytest.raises(UserError, match="none.toml"):
+        Cluster.load(tmp_path / "none.toml")
+    path.write_text("[[workers\n")
+    with pytest.raises(UserError, match="c.toml"):
+        Cluster.load(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({}, "at least one worker"),
+        ({"workers": []}, "at least one worker"),
+        ({"worker": TWO}, "unknown key 'worker'.*did you mean 'workers'"),
+        ({"workers": [{"sped": 1.0}]}, r"\[\[workers\]\] number 1: unknown key 'sped'.*'speed'"),
+        ({"workers": [{}, {"speed": 1, "examples_per_second": 2}]}, "number 2 has both speed and examples_per_second"),
+        ({"workers": [{"speed": 0}]}, "number 1: its speed = 0 must be a number above zero"),
+        ({"workers": [{"speed": -1}]}, "above zero"),
+        ({"workers": [{"speed": "fast"}]}, "its speed = 'fast'"),
+        ({"workers": [{"speed": True}]}, "its speed = True"),
+        ({"workers": [{"speed": math.inf}]}, "above zero"),
+        ({"workers": [{"speed": math.nan}]}, "above zero"),
+        ({"workers": [{"examples_per_second": 0}]}, "its examples_per_second = 0"),
+        ({"workers": TWO, "examples_per_second": "many"}, "examples_per_second = 'many'"),
+        ({"workers": [{"count": 0}]}, "count = 0"),
+        ({"workers": [{"count": 1.5}]}, "count = 1.5"),
+        ({"workers": [{"count": True}]}, "count = True"),
+        ({"workers": {"speed": 1}}, "double brackets"),
+        ({"workers": 4}, "double brackets"),
+        ({"workers": TWO, "links": 3}, r"\[links\]"),
+        ({"workers": TWO, "links": {"bandwith": "1 Mbit"}}, r"\[links\]: unknown key 'bandwith'.*'bandwidth'"),
+        ({"workers": TWO, "links": {"bandwidth": "0 Mbit"}}, "bandwidth must be above zero"),
+        ({"workers": TWO, "links": {"bandwidth": 0}}, "bandwidth must be above zero"),
+        ({"workers": TWO, "links": {"bandwidth": "-1 Mbit"}}, "bandwidth must be above zero"),
+        ({"workers": TWO, "links": {"latency": "-1 ms"}}, "latency must not be negative"),
+        ({"workers": TWO, "links": {"latency": "1 Mbit"}}, "latency = '1 Mbit'"),
+        ({"workers": TWO, "links": {"between": {"workers": [0, 1]}}}, "double brackets"),
+        ({"workers": TWO, "links": {"between": [{"workers": [0, 2]}]}}, "worker 2 is not one of 0 to 1"),
+        ({"workers": TWO, "links": {"between": [{"workers": [0]}]}}, r"give workers = \[a, b"),
+        ({"workers": TWO, "links": {"between": [{}]}}, r"give workers = \[a, b"),
+        ({"workers": TWO, "links": {"between": [{"groups": [0, 1]}]}}, r"give workers = \[a, b"),
+        ({"workers": TWO, "links": {"between": [{"workers": 3}]}}, r"give workers = \[a, b"),
+    ],
+)
+def test_nonsense_is_refused_by_name(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Cluster.from_dict(table)
+
+
+# -- the time model -----------------------------------------------------------------------------------------------
+def test_a_message_takes_latency_and_its_bits() -> None:
+    assert Link(1e6, 0.01).seconds(1000) == 0.01 + 8000 / 1e6
+    assert Link().seconds(10**12) == 0.0
+    cluster = Cluster([100.0, 400.0], Link(1e6, 0.01))
+    assert cluster.compute(0, 50) == 0.5
+    assert cluster.compute(1, 50) == 0.125
+    assert cluster.message(1, 0, 1000) == 0.018
+
+
+@given(size=st.integers(1, 40), bytes=st.integers(0, 10**8))
+def test_collectives_are_rings(size: int, bytes: int) -> None:
+    cluster = Cluster([1.0] * size, Link(1e8, 1e-3))
+    hop = 1e-3 + 8 * bytes / size / 1e8
+    assert cluster.mean(bytes) == pytest.approx(2 * (size - 1) * hop, rel=1e-12)
+    assert cluster.gather(bytes) == pytest.approx((size - 1) * (1e-3 + 8 * bytes / 1e8), rel=1e-12)
+    hops = math.ceil(math.log2(size))
+    assert cluster.broadcast(0, bytes) == pytest.approx(hops * (1e-3 + 8 * bytes / 1e8), rel=1e-12)
+
+
+def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
+    slow = Cluster([1.0] * 4, Link(1e8, 1e-3), {(0, 3): Link(1e6, 1e-3)})
+    assert slow.mean(4000) == pytest.approx(6 * (1e-3 + 8000 / 1e6))
+    across = Cluster([1.0] * 4, Link(1e8, 1e-3), {(0, 2): Link(1e6, 1e-3)})
+    assert across.mean(4000) == pytest.approx(6 * (1e-3 + 8000 / 1e8)), "0 - 2 is no link of the ring"
+
+
+@pytest.mark.parametrize("rates", [[], [0.0], [1.0, -1.0], [math.nan], [math.inf]])
+def test_rates_that_are_none(rates: list[float]) -> None:
+    with pytest.raises(UserError):
+        Cluster(rates)

@@ -1,0 +1,131 @@
+"""What torchrun starts: processes that know each other by environment variables alone. Forked here, to save the imports."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from equipoise.launch.current import current_comm, set_current
+from equipoise.launch.start import launch
+
+WORKERS = 2
+
+
+def under_torchrun(function: Any) -> list[Any]:
+    """`function(rank)` in processes with torchrun's environment, which meet in a store of their launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    pipes, children = [], []
+    for rank in range(WORKERS):
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_main, args=(function, rank, port, theirs))
+        child.start()
+        pipes.append(ours)
+        children.append(child)
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    try:
+        found = []
+        for pipe in pipes:
+            assert pipe.poll(60), "a process does not answer"
+            found.append(pickle.loads(pipe.recv_bytes()))
+        for problem, _ in found:
+            assert problem is None, problem
+        return [value for _, value in found]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+        del store
+
+
+def _main(function: Any, rank: int, port: int, pipe: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(WORKERS),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        GLOO_SOCKET_IFNAME="lo",
+    )
+    set_current(None)
+    try:
+        answer = None, function(rank)
+    except BaseException as error:
+        answer = repr(error), None
+    pipe.send_bytes(pickle.dumps(answer))
+    os._exit(0)
+
+
+def test_launch_uses_the_processes_that_are_there_again_and_again() -> None:
+    """A second run must not meet what the first one left in the store that outlives both."""
+
+    def work(comm: Any) -> tuple[Any, ...]:
+        return comm.rank, comm.size, comm.virtual, comm.sum(torch.ones(2)).tolist(), comm.counter("c", 1)
+
+    def twice(rank: int) -> list[Any]:
+        return [launch(work, WORKERS, timeout=30.0) for _ in range(2)]
+
+    both = under_torchrun(twice)
+    for turn in range(2):
+        rows = [found[turn] for found in both]
+        assert [len(r) for r in rows] == [1, 1], "each process has its own worker's result"
+        assert [r[0][:4] for r in rows] == [(rank, 2, False, [2.0, 2.0]) for rank in range(2)]
+        assert sorted(r[0][4] for r in rows) == [1, 2]
+
+
+def test_a_group_that_the_program_made_is_used_and_left_alone() -> None:
+    def loop(rank: int) -> Any:
+        dist.init_process_group("gloo")
+        comm = current_comm()
+        assert current_comm() is comm
+        first = comm.sum(torch.ones(1)).item(), comm.counter("c", 1) > 0
+        comm.close()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return *first, total.item()
+
+    assert under_torchrun(loop) == [(2.0, True, 2.0)] * 2
+
+
+def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
+    import equipoise as eq
+
+    data = torch.randn(24, 3), torch.randint(0, 2, (24,))
+    model = torch.nn.Linear(3, 2)
+
+    def train(**more: Any) -> Any:
+        return eq.train(model, torch.nn.functional.cross_entropy, data, batch=4, deterministic=True, timeout=30.0, **more)
+
+    def loop(rank: int) -> Any:
+        train(steps=2, out=tmp_path / "run")
+        run = train(steps=5, out=tmp_path / "run", resume=True)
+        return run.result["params_sha256"], run.result["steps"], [p.tolist() for p in run.model.parameters()]
+
+    found = under_torchrun(loop)
+    assert found[0] == found[1]
+    whole = train(steps=5, workers=2)
+    assert found[0] == (whole.result["params_sha256"], 5, [p.tolist() for p in whole.model.parameters()])
+
+
+def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    set_current(None)
+    try:
+        comm = current_comm()
+        assert (comm.rank, comm.size) == (0, 1)
+        assert comm.mean(torch.ones(2)).tolist() == [1.0, 1.0]
+        assert current_comm() is comm
+    finally:
+        set_current(None)

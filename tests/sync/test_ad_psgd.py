@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.network import Cluster, Link
+from equipoise.loop.attach import attach
+from equipoise.sync import ADPSGD, DPSGD
+from equipoise.sync.ad_psgd import Pairs
+from equipoise.topology import Exponential, Matching, Path, Random, Ring, Topology
+
+from .quadratic import Problem, solve
+from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, refuses, same_on_processes
+from .test_sgp import bias_halves_with_the_step, learns
+
+
+@pytest.mark.parametrize("base", [Ring(), Path(), Random(seed=2), Matching(seed=1)], ids=repr)
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_pairs_are_maximal_matchings_of_the_graph(base: Topology, size: int) -> None:
+    pairs, graph = Pairs(base).on(size), base.on(size)
+    used = set()
+    for round in range(60):
+        partner = {rank: [peer for peer, _ in pairs.neighbours(round, rank)] for rank in range(size)}
+        edges = {(a, b) for a in range(size) for b, _ in graph.neighbours(round, a)}
+        for a, (b, *more) in ((a, found) for a, found in partner.items() if found):
+            assert not more
+            assert partner[b] == [a]
+            assert (a, b) in edges
+            used.add((a, b))
+        assert all(partner[a] or partner[b] for a, b in edges), "two neighbours were left alone"
+    if graph.cycle == 1:
+        assert used == edges, "every link has its turn"
+
+
+def matrices(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
+    """A round's average arrives with the next step: D-PSGD that combines first, one round late."""
+    pairs, x = Pairs(Ring(), 4).on(8), np.zeros_like(problem.centres)
+    path = []
+    for step in range(steps):
+        g = np.einsum("nij,nj->ni", problem.matrices, x - problem.centres)
+        x = (pairs.matrix(step - 1) @ x if step else x) - lr * g
+        path.append(x)
+    return path
+
+
+def test_is_its_equations() -> None:
+    follows(ADPSGD(seed=4), matrices, 40)
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_only_the_steps_move_the_mean(period: int) -> None:
+    problem, lr = Problem.make(5), 0.05
+    x = np.zeros((31, 5, 5))
+
+    def look(step: int, together: Any, point: np.ndarray) -> None:
+        x[step + 1, together.comm.rank] = point
+
+    solve(problem, ADPSGD(), steps=30, lr=lr, period=period, look=look)
+    g = np.einsum("nij,tnj->tni", problem.matrices, x[:-1] - problem.centres)
+    np.testing.assert_allclose(x[1:].mean(1), (x[:-1] - lr * g).mean(1), atol=2e-16 * 10)
+
+
+def test_both_ends_use_the_same_difference() -> None:
+    """Without steps the sum of a pair is kept to the last bit of each, in single precision and over many rounds."""
+
+    def loop(comm: Any) -> np.ndarray:
+        model = nn.Linear(64, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with attach(model, optimizer, sync=ADPSGD()):
+            torch.manual_seed(comm.rank)
+            nn.init.normal_(model.weight)
+            first = model.weight.detach().double().numpy()[0].copy()
+            for _ in range(60):
+                model.weight.grad = torch.zeros_like(model.weight)
+                optimizer.step()
+        return np.stack([first, model.weight.detach().double().numpy()[0]])
+
+    points = np.stack(eq.launch(loop, 4, virtual=True))
+    assert np.abs(points[:, 1].mean(0) - points[:, 0].mean(0)).max() < 2e-7
+    assert np.abs(points[:, 1] - points[:, 0].mean(0)).max() < 1e-3
+
+
+def simulated_seconds(sync: Any) -> float:
+    def loop(comm: Any) -> float:
+        model = nn.Linear(1000, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with attach(model, optimizer, sync=sync):
+            for _ in range(20):
+                model.weight.grad = torch.zeros_like(model.weight)
+                optimizer.step()
+        return comm.now
+
+    return max(eq.launch(loop, 4, virtual=True, cluster=Cluster([10.0] * 4, Link(latency=0.09))))
+
+
+def test_messages_travel_while_everybody_computes() -> None:
+    assert simulated_seconds(ADPSGD()) == pytest.approx(20 * 0.1, abs=0.02)
+    assert simulated_seconds(DPSGD()) > 20 * 0.18
+
+
+def test_bias_halves_with_the_step() -> None:
+    bias_halves_with_the_step(ADPSGD(), 5, steps=260, lr=0.04, last=180)
+
+
+def test_learns_with_momentum_and_adam() -> None:
+    learns(ADPSGD(), torch.optim.SGD, 0.02, momentum=0.9)
+    learns(ADPSGD(), torch.optim.Adam, 0.05)
+
+
+def test_costs_resumes_refuses_and_runs_on_processes() -> None:
+    costs_what_it_says(ADPSGD())
+    costs_what_it_says(ADPSGD(Path()), period=2)
+    goes_on_from_any_step(ADPSGD())
+    goes_on_from_any_step(ADPSGD(), period=3)
+    same_on_processes(ADPSGD())
+    refuses(ADPSGD(Exponential()), "both ways")

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.errors import UserError
+from equipoise.sync import DPSGD
+from equipoise.topology import OnePeer, Ring
+
+from .quadratic import Problem, error, solve
+from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, mean_loss, same_on_processes
+
+
+def matrices(problem: Problem, lr: float, steps: int, after: bool = True) -> list[np.ndarray]:
+    weights, x, path = Ring().on(len(problem.centres)).matrix(), np.zeros_like(problem.centres), []
+    for _ in range(steps):
+        g = np.einsum("nij,nj->ni", problem.matrices, x - problem.centres)
+        x = weights @ (x - lr * g) if after else weights @ x - lr * g
+        path.append(x)
+    return path
+
+
+def bias(problem: Problem, lr: float) -> np.ndarray:
+    """Where adapt then combine stops: the solution of X = W (X - a G(X)), a linear system."""
+    n, dim = problem.centres.shape
+    weights = np.kron(Ring().on(n).matrix(), np.eye(dim))
+    blocks = np.zeros((n * dim, n * dim))
+    for i in range(n):
+        blocks[i * dim : (i + 1) * dim, i * dim : (i + 1) * dim] = problem.matrices[i]
+    left = np.eye(n * dim) - weights @ (np.eye(n * dim) - lr * blocks)
+    return np.linalg.solve(left, lr * weights @ blocks @ problem.centres.reshape(-1)).reshape(n, dim)
+
+
+def test_both_orders_are_their_equations() -> None:
+    follows(DPSGD(), matrices, 20)
+    for overlap in (False, True):
+        follows(DPSGD(combine="before", overlap=overlap), lambda p, a, s: matrices(p, a, s, after=False), 20)
+
+
+@pytest.mark.parametrize("workers", [5, 8])
+def test_stops_at_a_bias_that_halves_with_the_step(workers: int) -> None:
+    problem = Problem.make(workers)
+    lr = 0.4 / problem.smoothness
+    points = solve(problem, DPSGD(), steps=150, lr=lr)
+    assert np.abs(points - bias(problem, lr)).max() < 1e-5
+    errors = [error(problem, bias(problem, lr / k)) for k in (16, 32, 64)]
+    assert errors[0] > 1e-2
+    for one, half in itertools.pairwise(errors):
+        assert one / half == pytest.approx(2.0, rel=0.04)
+
+
+def test_a_graph_that_changes_and_adam() -> None:
+    problem = Problem.make(4)
+    points = solve(problem, DPSGD(OnePeer()), steps=150, lr=0.03, optimizer=torch.optim.Adam)
+    # Each worker's Adam scales its own gradients, which moves the point where they balance.
+    assert np.abs(points - points.mean(0)).max() < 0.1
+    assert mean_loss(problem, points.mean(0)) < 0.9 * mean_loss(problem, np.zeros(5))
+
+
+def test_bfloat16_on_the_wire_halves_the_bytes_and_little_else() -> None:
+    problem = Problem.make(5)
+    lr = 0.2 / problem.smoothness
+    wide, narrow = (solve(problem, DPSGD(wire=wire), steps=60, lr=lr) for wire in ("", "bfloat16"))
+    assert 0 < np.abs(wide - narrow).max() < 0.01
+    assert DPSGD(wire="bfloat16").cost(100, 4, 0, 5, True) == (2, 400)
+    costs_what_it_says(DPSGD(wire="bfloat16"), sizes=(5,))
+
+
+def test_overlap_is_refused_where_it_would_be_another_method() -> None:
+    with pytest.raises(UserError, match="combine='before'"):
+        DPSGD(overlap=True)
+    with pytest.raises(UserError, match="every step"):
+        solve(Problem.make(2), DPSGD(combine="before", overlap=True), steps=1, lr=0.1, period=2)
+
+
+def test_costs_resumes_and_runs_on_processes() -> None:
+    costs_what_it_says(DPSGD(combine="before"), period=2)
+    costs_what_it_says(DPSGD(OnePeer(), combine="before", overlap=True), sizes=(5,))
+    goes_on_from_any_step(DPSGD(OnePeer(), combine="before", overlap=True))
+    same_on_processes(DPSGD(combine="before", overlap=True))

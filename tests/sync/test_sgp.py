@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.sync import SGP
+from equipoise.topology import Edges, Exponential, OnePeer, Star
+
+from .quadratic import Problem, solve
+from .test_mixing import (
+    costs_what_it_says,
+    follows,
+    goes_on_from_any_step,
+    mean_loss,
+    mild,
+    refuses,
+    same_on_processes,
+)
+
+LOPSIDED = Edges(links=[*((i, (i + 1) % 8) for i in range(8)), (0, 2), (0, 5), (3, 6)], directed=True)
+
+
+# -- shared with the tests of other biased methods --------------------------------------------------------------------
+def bias_halves_with_the_step(sync: Any, workers: int, steps: int, lr: float = 0.1, last: int = 1) -> None:
+    """Heterogeneous quadratics: half the step (and twice the steps) leaves half the error, averaged over the `last`."""
+    problem = mild(workers)
+    errors = []
+    for factor in (1, 2):
+        tail: list[np.ndarray] = []
+
+        def look(step: int, together: Any, x: np.ndarray, tail: Any = tail, until: int = steps * factor) -> None:
+            if step >= until - last:
+                tail.append(x - problem.optimum)
+
+        solve(problem, sync, steps=steps * factor, lr=lr / factor / problem.smoothness, look=look)
+        errors.append(np.sqrt(np.mean(np.square(tail))))
+    assert 1.75 < errors[0] / errors[1] < 2.25
+    assert errors[0] > 1e-3
+
+
+def learns(sync: Any, optimizer: Callable[..., torch.optim.Optimizer], lr: float, **options: Any) -> None:
+    """The mean model ends well below where it started (Adam rests where scaled gradients balance: not at the optimum)."""
+    problem = Problem.make(4)
+    points = solve(problem, sync, steps=120, lr=lr, optimizer=optimizer, **options)
+    least, start = mean_loss(problem, problem.optimum), mean_loss(problem, np.zeros(5))
+    assert mean_loss(problem, points.mean(0)) - least < 0.7 * (start - least)
+
+
+# -- the method -------------------------------------------------------------------------------------------------------
+def push_sum(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
+    share, y, w = LOPSIDED.on(8).matrix(), np.zeros_like(problem.centres), np.ones((8, 1))
+    path = []
+    for _ in range(steps):
+        g = np.einsum("nij,nj->ni", problem.matrices, y / w - problem.centres)
+        y, w = share @ (y - lr * g), share @ w
+        path.append(y / w)
+    return path
+
+
+def test_is_its_equations_where_in_and_out_do_not_balance() -> None:
+    assert np.abs(LOPSIDED.on(8).matrix().sum(1) - 1).max() > 0.1
+    follows(SGP(LOPSIDED), push_sum, 40)
+
+
+def test_bias_halves_with_the_step() -> None:
+    bias_halves_with_the_step(SGP(LOPSIDED), 8, steps=120)
+    bias_halves_with_the_step(SGP(), 5, steps=120)
+
+
+@pytest.mark.parametrize(("topology", "workers"), [(Exponential(), 6), (OnePeer(), 6), (LOPSIDED, 8)], ids=repr)
+def test_pushing_loses_nothing(topology: Any, workers: int) -> None:
+    """The sum of y moves by the optimizers' steps alone and the sum of w not at all, local steps or not."""
+    problem, lr = Problem.make(workers), 0.05
+    y, w = np.zeros((24, workers, 5)), np.zeros((24, workers))
+    g = np.zeros_like(y)
+
+    def look(step: int, together: Any, x: np.ndarray) -> None:
+        rank, sync = together.comm.rank, together.sync
+        y[step, rank], w[step, rank] = x + sync.offset.numpy(), sync.weight
+        g[step, rank] = problem.matrices[rank] @ (x - problem.centres[rank])
+
+    solve(problem, SGP(topology), steps=24, lr=lr, period=3, look=look)
+    np.testing.assert_allclose(y[1:].sum(1), (y[:-1] - lr * g[:-1]).sum(1), atol=1e-13)
+    np.testing.assert_allclose(w.sum(1), workers, atol=1e-13)
+    assert (np.abs(w - 1).max() > 0.1) == (topology is LOPSIDED)
+
+
+def test_learns_with_momentum_and_adam() -> None:
+    learns(SGP(), torch.optim.SGD, 0.02, momentum=0.9)
+    learns(SGP(), torch.optim.Adam, 0.05)
+
+
+def test_health_and_refusals() -> None:
+    weights = []
+
+    def look(step: int, together: Any, x: np.ndarray) -> None:
+        with together.comm.uncounted():
+            weights.append(together.sync.least_weight)
+
+    solve(Problem.make(8), SGP(LOPSIDED), steps=5, lr=0.01, look=look)
+    assert 0.1 < min(weights) < 0.9
+    refuses(SGP(Edges(links=[(0, 1), (1, 2)], directed=True)), "not strongly connected", workers=3)
+
+    def loop(comm: Any) -> None:
+        context = eq.context.Context(comm)
+        context.flat = eq.vector.Flat(torch.nn.Linear(2, 1))
+        SGP(OnePeer() if comm.rank else Star()).bind(context)
+
+    with pytest.raises(eq.errors.UserError, match="disagree on the graph"):
+        eq.launch(loop, 4, virtual=True)
+
+
+def test_costs_resumes_and_runs_on_processes() -> None:
+    assert SGP().cost(100, 4, 0, 8, True) == (1, 404)
+    costs_what_it_says(SGP())
+    costs_what_it_says(SGP(Star()), period=2)
+    goes_on_from_any_step(SGP(Edges(links=[(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)), period=2)
+    same_on_processes(SGP())
