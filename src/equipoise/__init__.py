@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import batch, order, partition, period, signal, sync, topology
+    from . import batch, features, order, partition, period, signal, sync, topology
     from .comm.network import Cluster as Cluster
     from .launch.start import launch as launch
     from .launch.start import spawn as spawn
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .loop.train import Run as Run
     from .loop.train import train as train
     from .recipe import Recipe as Recipe
+    from .speeds import batch_sizes as batch_sizes
+    from .speeds import measure_speeds as measure_speeds
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,7 +33,10 @@ __all__ = [
     "__version__",
     "attach",
     "batch",
+    "batch_sizes",
+    "features",
     "launch",
+    "measure_speeds",
     "order",
     "partition",
     "period",
@@ -42,7 +47,7 @@ __all__ = [
     "train",
 ]
 
-_AXES = ("batch", "order", "partition", "period", "signal", "sync", "topology")
+_AXES = ("batch", "features", "order", "partition", "period", "signal", "sync", "topology")
 _HOMES = {
     "Cluster": "comm.network",
     "Recipe": "recipe",
@@ -50,6 +55,8 @@ _HOMES = {
     "spawn": "launch.start",
     "Sampler": "loop.sampler",
     "attach": "loop.attach",
+    "batch_sizes": "speeds",
+    "measure_speeds": "speeds",
     "train": "loop.train",
 }
 

@@ -115,7 +115,7 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
     cluster = Cluster.load(plain["cluster"]) if plain["cluster"] is not None else None
     if plain["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
         raise UserError("--tensorboard needs a package that is not installed: pip install tensorboard")
-    optimizer, scheduler = optimizer_of(plain), scheduler_of(plain, length)
+    optimizer, scheduler = optimizer_of(plain), scheduler_of(plain)
     loaded = found["data"].load()
     job = Job(
         model=seeded(found["model"], loaded, plain["seed"]),
@@ -126,7 +126,8 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         optimizer=optimizer,
         scheduler=scheduler,
         **{axis: found[axis] for axis in ("partition", "order", "batch", "period", "sync")},
-        **{name: plain[name] for name in ("buffers", "seed", "drop_last", "micro", "clip", "nonfinite")},
+        **{name: plain[name] for name in ("buffers", "seed", "drop_last", "micro", "clip", "sam", "nonfinite")},
+        slow=factors(plain["slow"]) if plain["slow"] is not None else None,
         **{name: plain[name] for name in ("checkpoint_every", "keep", "evaluate_every", "log_every", "tensorboard")},
         autocast=_DTYPES[plain["autocast"]],
         folder=Path(plain["out"]) if plain["out"] is not None else None,
@@ -177,15 +178,18 @@ def optimizer_of(plain: dict[str, Any]) -> typing.Callable[[Any], torch.optim.Op
     )
 
 
-def scheduler_of(plain: dict[str, Any], length: Length) -> typing.Callable[[torch.optim.Optimizer], Any] | None:
+def scheduler_of(plain: dict[str, Any]) -> typing.Callable[[torch.optim.Optimizer], Any] | None:
     kind, warmup = plain["schedule"], plain["warmup"]
     if kind == "constant" and not warmup:
         return None
-    if length.epochs is length.steps is length.samples is None:
-        raise UserError(
-            f"--schedule {kind} must know where the run ends: add --epochs, --steps or --samples to --budget"
-        )
     return lambda optimizer: Schedule(optimizer, kind, warmup)
+
+
+def factors(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"--slow {text}: takes a number for each worker, such as 1,1,2,4") from None
 
 
 def warn(text: str) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .clock import Clock
 
 if TYPE_CHECKING:
+    import torch
+
     from .comm.base import Comm
+    from .loop.probe import Probe
+    from .rider import Rider
     from .vector import Flat
+
+
+def unheard(event: str, **fields: Any) -> None:
+    """Where nobody listens to events."""
 
 
 @dataclass
@@ -23,8 +33,17 @@ class Context:
     seed: int = 0
     examples: int = 0  # in this worker's block
     share: float = 0.0  # this worker's part of all examples; 1 / size when all hold as many
+    shares: list[float] = field(default_factory=list)  # of all workers by rank, where they are known
     reference: float = 1.0  # the batch size that weighs 1: the same on all workers
     flat: Flat | None = None
+    loss: float = math.nan  # of this worker's last batch, where the loop tells
+    probe: Probe | None = None  # for gradients on fresh examples, where the loop can take them
+    consumed: int = 0  # examples taken by all workers since the run began: the same on all of them
+    optimizer: torch.optim.Optimizer | None = None
+    rider: Rider | None = None  # what travels with the rounds of the sync,
+    averages: str = ""  # and of what a round gives the mean anyway: "gradient" or "parameters"
+    emit: Callable[..., None] = unheard  # emit(event, **fields) writes a line to the events
+    example_gradients: Callable[[int], list[torch.Tensor]] | None = None  # of so many examples of this step's batch
 
     @property
     def rank(self) -> int:

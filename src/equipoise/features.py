@@ -1,8 +1,8 @@
 """What a partition compares examples by: rows of numbers, one per example.
 
-`eq.partition.Submodular(features=...)` takes any of these: "inputs" (the examples themselves, flattened), "bag" (for token
-ids: how often each word occurs), the path of a `.npy` file, an array with one row per example, `penultimate(model)`, or
-your own function from a `View` to such an array.
+`eq.partition.Submodular(features=...)` takes any of these: "inputs" (the examples themselves, flattened), "bag" (for
+token ids: how often each word occurs), the path of a `.npy` file, an array with one row per example,
+`penultimate(model)`, or your own function from a `View` to such an array.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def inputs(view: View) -> np.ndarray:
     rows = _columns(view)[0]
     if rows.dtype in (np.int32, np.int64) and rows.ndim == 2 and rows.shape[1] > 1:
         raise UserError(
-            "the inputs are token ids, whose distances mean nothing: use features='bag', eq.features.penultimate(model) "
-            "or an array of your own"
+            "the inputs are token ids, whose distances mean nothing: use features='bag', "
+            "eq.features.penultimate(model) or an array of your own"
         )
     return rows.reshape(len(rows), -1)
 

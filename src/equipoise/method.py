@@ -41,6 +41,8 @@ def option(
 class Plain(ABC):
     """A dataclass whose options are checked on construction; the base of methods, data sets and models."""
 
+    exact: ClassVar[bool] = True  # does a run on processes give the bits of one on virtual workers?
+
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):

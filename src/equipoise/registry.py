@@ -23,13 +23,23 @@ partition | contiguous     | partition.contiguous:Contiguous         | equal sli
 partition | sorted         | partition.sorted:Sorted                 | sorted by label, X % shuffled, cut into equal slices
 partition | shards         | partition.shards:Shards                 | sorted by label, cut into shards, a few dealt to each worker
 partition | dirichlet      | partition.dirichlet:Dirichlet           | each class spread over workers by Dirichlet(alpha); small alpha is more skewed
+partition | stratified     | partition.stratified:Stratified         | at random, but every class in proportion to the workers' speeds
+partition | submodular     | partition.submodular:Submodular         | proportional to speeds, balanced by class, features like the whole
 partition | from-file      | partition.from_file:FromFile            | the blocks of a partition file
 order     | sequential     | order.sequential:Sequential             | as the examples lie, every epoch
 order     | reshuffle      | order.reshuffle:Reshuffle               | a fresh random order every epoch
 order     | shuffle-once   | order.shuffle_once:ShuffleOnce          | one random order, kept
 order     | flip-flop      | order.flip_flop:FlipFlop                | a random order, then the same one backwards
+order     | paired-reversal | order.paired_reversal:PairedReversal   | blocks in random order, then all of it backwards
+order     | herding        | order.herding:Herding                   | greedy herding on the last epoch's gradients; small data only
+order     | grab           | order.grab:GraB                         | balanced by gradients less their mean
+order     | pair-balance   | order.pair_balance:PairBalance          | balanced by differences of neighbours' gradients
+order     | cd-grab        | order.cd_grab:CDGraB                    | pair balance coordinated over all workers
+order     | id-grab        | order.id_grab:IDGraB                    | every worker balances its own block
 batch     | fixed          | batch.fixed:Fixed                       | one size, or one per worker
+batch     | proportional   | batch.proportional:Proportional         | in proportion to the workers' blocks: as many steps, as long, for all
 period    | every          | period.every:Every                      | a round every H optimizer steps
+period    | total-steps    | period.total_steps:TotalSteps           | a round when all workers together have taken N H steps
 topology  | complete       | topology.complete:Complete              | everybody talks to everybody
 topology  | ring           | topology.ring:Ring                      | two neighbours on a circle
 topology  | path           | topology.path:Path                      | a line: a ring with one link cut
@@ -48,7 +58,7 @@ sync      | periodic-average | sync.periodic_average:PeriodicAverage | parameter
 sync      | d-psgd         | sync.d_psgd:DPSGD                       | models averaged with the neighbours' (gossip)
 sync      | d2             | sync.d2:D2                              | gossip that takes its own bias back; exact on unequal data
 sync      | dsgt           | sync.dsgt:DSGT                          | gossip of models and of trackers of the mean gradient; exact
-sync      | detag          | sync.detag:DeTAG                        | gradient tracking with accelerated gossip by phases; exact, fewest rounds
+sync      | detag          | sync.detag:DeTAG                        | gradient tracking with accelerated gossip by phases; exact, for sparse graphs
 sync      | defacto        | sync.defacto:DeFacto                    | gossip rounds whose product is the exact mean
 sync      | mg-dsgd        | sync.mg_dsgd:MGDSGD                     | gathered gradients, then rounds of accelerated gossip
 sync      | sgp            | sync.sgp:SGP                            | gossip along one-way links, de-biased by push-sum weights
@@ -59,6 +69,11 @@ sync      | edm            | sync.edm:EDM                            | D2 with m
 sync      | relay          | sync.relay:RelaySGD                     | models relayed along a spanning tree; exact on unequal data
 sync      | matcha         | sync.matcha:MATCHA                      | gossip over randomly drawn matchings, within a budget
 sync      | ad-psgd        | sync.ad_psgd:ADPSGD                     | pairs average in the background with models one round old
+sync      | easgd          | sync.easgd:EASGD                        | workers and a centre attract each other (elastic averaging)
+sync      | eamsgd         | sync.eamsgd:EAMSGD                      | elastic averaging with each worker's own Nesterov momentum
+sync      | lsgd           | sync.lsgd:LSGD                          | pull to the worker with the least training loss
+sync      | mgrawa         | sync.mgrawa:MGRAWA                      | pull to a centre weighted by inverse gradient norms, one weight per worker
+sync      | lgrawa         | sync.lgrawa:LGRAWA                      | pull to a centre weighted by inverse gradient norms, one weight per layer
 data      | digits         | data.digits:Digits                      | 1,797 handwritten digits, 8 x 8, bundled with scikit-learn
 data      | fashion-mnist  | data.fashion_mnist:FashionMNIST         | idx files, plain or gzip, in --data.dir
 data      | cifar10        | data.cifar10:CIFAR10                    | npz with JPEG images, or the cifar-10-batches-py folder, in --data.dir

@@ -49,6 +49,7 @@ _TABLE = [
     ),
     Setting("deterministic", bool, False, "sum in rank order: bit-equal runs", _WHO),
     Setting("timeout", float, 300.0, "seconds to wait for a silent worker", _WHO, above=0),
+    Setting("slow", str, None, "slow workers down, to try out unequal ones: a factor each, such as 1,1,2,4", _WHO),
     Setting(
         "epochs",
         float,
@@ -71,6 +72,7 @@ _TABLE = [
     Setting("lr", float, None, "learning rate (default: 0.1 for sgd, 0.001 for adam and adamw)", _OPT, above=0),
     Setting("momentum", float, 0.0, "of sgd", _OPT, least=0, below=1),
     Setting("nesterov", bool, False, "Nesterov's momentum", _OPT),
+    Setting("sam", float, None, "sharpness-aware minimisation within this radius: two gradients a step", _OPT, above=0),
     Setting("weight_decay", float, 0.0, "L2 for sgd and adam, decoupled for adamw", _OPT, least=0),
     Setting(
         "schedule",

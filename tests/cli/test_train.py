@@ -122,7 +122,7 @@ def test_a_topology_that_nobody_uses_is_noted(command: Command) -> None:
         (["--budget", "10 parsecs"], 2, "budget = '10 parsecs': write a number and one of"),
         (["--nesterov"], 2, "--nesterov needs a momentum"),
         (["--momentum", 0.9, "--optimizer", "adam"], 2, "--momentum belongs to sgd"),
-        (["--schedule", "cosine", "--budget", "9s"], 2, "--schedule cosine must know where the run ends"),
+        (["--slow", "1,fast"], 2, "takes a number for each worker"),
         (["--partition", "from-file", "--virtual"], 2, "partition from-file needs a file"),
     ],
 )

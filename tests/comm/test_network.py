@@ -167,7 +167,7 @@ def test_a_message_takes_latency_and_its_bits() -> None:
     cluster = Cluster([100.0, 400.0], Link(1e6, 0.01))
     assert cluster.compute(0, 50) == 0.5
     assert cluster.compute(1, 50) == 0.125
-    assert cluster.message(1, 0, 1000) == 0.018
+    assert cluster.message(1, 0, 1000) == 0.01 + 0.008
 
 
 @given(size=st.integers(1, 40), bytes=st.integers(0, 10**8))

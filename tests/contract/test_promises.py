@@ -93,7 +93,9 @@ def test_deterministic_and_the_same_on_virtual_workers_and_processes(axis: str, 
     virtual = toy.train(method)
     assert toy.train(method).result["params_sha256"] == virtual.result["params_sha256"]
     processes = toy.train(method, virtual=False)
-    for key in ("params_sha256", "bytes", "messages", "rounds", "samples", "consensus"):
+    # Where real time decides who does what, the sums still hold: as many steps, rounds and bytes.
+    keys = ("params_sha256", "samples", "consensus") if method.exact else ()
+    for key in (*keys, "steps", "bytes", "messages", "rounds"):
         assert processes.result[key] == virtual.result[key], key
     assert toy.train(method, seed=1).result["params_sha256"] != virtual.result["params_sha256"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.sync import DSGDmN
+from equipoise.sync import DPSGD, DSGDmN
 from equipoise.topology import Edges, OnePeer, Ring
 
 from .quadratic import Problem, error, solve
@@ -42,8 +42,6 @@ def test_is_the_nesterov_momentum_of_torch() -> None:
     """The same numbers as an optimizer with local Nesterov momentum and plain gossip."""
     problem = Problem.make(5)
     own = solve(problem, DSGDmN(), steps=30, lr=0.01)
-    from equipoise.sync import DPSGD
-
     torchs = solve(problem, DPSGD(), steps=30, lr=0.01, momentum=0.9, nesterov=True)
     np.testing.assert_allclose(own, torchs, atol=1e-14)
 

@@ -45,7 +45,7 @@ def test_is_its_equations(local: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "local", "steps", "lr"), [(8, 1, 185, 0.15), (5, 1, 75, 0.4), (8, 4, 760, 0.05), (5, 4, 300, 0.1)]
+    ("workers", "local", "steps", "lr"), [(8, 1, 185, 0.15), (5, 1, 75, 0.4), (8, 2, 380, 0.1), (5, 4, 300, 0.1)]
 )
 def test_exact(workers: int, local: int, steps: int, lr: float) -> None:
     stops_exactly(KGT(), workers, steps=steps, lr=lr, period=local)

@@ -75,19 +75,26 @@ def test_exact_with_momentum() -> None:
     stops_exactly(RelaySGD(), 5, steps=160, lr=0.15, momentum=0.5)
 
 
-@pytest.mark.parametrize(
-    ("topology", "size", "delay"),
-    [(Path(), 8, 7), (Ring(), 8, 7), (Ring(), 5, 4), (Star(hub=3), 6, 2), (Torus(), 9, 4), (Hypercube(), 8, 6), (Random(), 12, None)],
-    ids=repr,
-)
-def test_trees_span_the_graph(topology: Any, size: int, delay: int | None) -> None:
+@pytest.mark.parametrize("topology", [Path(), Ring(), Star(hub=3), Torus(), Random()], ids=repr)
+@pytest.mark.parametrize("size", [2, 6, 9])
+def test_trees_span_the_graph(topology: Any, size: int) -> None:
+    if size == 2 and isinstance(topology, Star):
+        topology = Star()
     tree, bound = tree_of(topology, size), topology.on(size)
     assert sum(map(len, tree.links)) == 2 * (size - 1)
     for rank, links in enumerate(tree.links):
         assert set(links) <= {peer for peer, _ in bound.neighbours(0, rank)}
         assert 1 + sum(links.values()) == size, "everybody is behind exactly one neighbour"
         assert all(tree.links[peer][rank] == size - behind for peer, behind in links.items())
-    assert tree.delay == delay or delay is None
+
+
+def test_travels_as_its_delay_allows() -> None:
+    assert tree_of(Path(), 8).delay == tree_of(Ring(), 8).delay == 1.75
+    assert tree_of(Path(), 2).delay == 0
+    assert tree_of(Star(), 8).delay == 7 * 6 / 64
+    same = Problem(np.tile(np.eye(5), (8, 1, 1)), np.ones((8, 5)))
+    points = solve(same, RelaySGD(Path()), steps=250, lr=0.01)
+    assert 1 - points.mean() == pytest.approx(np.exp(-250 * 0.01 / 2.75), rel=0.03)
 
 
 def test_learns_with_adam() -> None:
@@ -106,13 +113,3 @@ def test_costs_resumes_and_runs_on_processes() -> None:
     costs_what_it_says(RelaySGD(Star()), period=2)
     goes_on_from_any_step(RelaySGD(), period=2)
     same_on_processes(RelaySGD())
-
-
-def test_delay_is_in_the_log() -> None:
-    delays = []
-
-    def look(step: int, together: Any, x: np.ndarray) -> None:
-        delays.append(together.sync.delay)
-
-    solve(Problem.make(4), RelaySGD(Path()), steps=1, lr=0.1, look=look)
-    assert set(delays) == {3}

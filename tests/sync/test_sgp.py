@@ -26,7 +26,9 @@ LOPSIDED = Edges(links=[*((i, (i + 1) % 8) for i in range(8)), (0, 2), (0, 5), (
 
 
 # -- shared with the tests of other biased methods --------------------------------------------------------------------
-def bias_halves_with_the_step(sync: Any, workers: int, steps: int, lr: float = 0.1, last: int = 1) -> None:
+def bias_halves_with_the_step(
+    sync: Any, workers: int, steps: int, lr: float = 0.1, last: int = 1, slack: float = 0.25
+) -> None:
     """Heterogeneous quadratics: half the step (and twice the steps) leaves half the error, averaged over the `last`."""
     problem = mild(workers)
     errors = []
@@ -39,12 +41,12 @@ def bias_halves_with_the_step(sync: Any, workers: int, steps: int, lr: float = 0
 
         solve(problem, sync, steps=steps * factor, lr=lr / factor / problem.smoothness, look=look)
         errors.append(np.sqrt(np.mean(np.square(tail))))
-    assert 1.75 < errors[0] / errors[1] < 2.25
+    assert abs(errors[0] / errors[1] - 2) < slack
     assert errors[0] > 1e-3
 
 
 def learns(sync: Any, optimizer: Callable[..., torch.optim.Optimizer], lr: float, **options: Any) -> None:
-    """The mean model ends well below where it started (Adam rests where scaled gradients balance: not at the optimum)."""
+    """The mean model ends well below where it started; with Adam it rests where scaled gradients balance."""
     problem = Problem.make(4)
     points = solve(problem, sync, steps=120, lr=lr, optimizer=optimizer, **options)
     least, start = mean_loss(problem, problem.optimum), mean_loss(problem, np.zeros(5))
@@ -68,8 +70,8 @@ def test_is_its_equations_where_in_and_out_do_not_balance() -> None:
 
 
 def test_bias_halves_with_the_step() -> None:
-    bias_halves_with_the_step(SGP(LOPSIDED), 8, steps=120)
-    bias_halves_with_the_step(SGP(), 5, steps=120)
+    bias_halves_with_the_step(SGP(LOPSIDED), 8, steps=80)
+    bias_halves_with_the_step(SGP(), 5, steps=90, last=3)  # the graph changes in periods of three
 
 
 @pytest.mark.parametrize(("topology", "workers"), [(Exponential(), 6), (OnePeer(), 6), (LOPSIDED, 8)], ids=repr)

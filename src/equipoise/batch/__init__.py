@@ -2,3 +2,4 @@
 
 from .base import Batch as Batch
 from .fixed import Fixed as Fixed
+from .proportional import Proportional as Proportional

@@ -34,7 +34,7 @@ FORMAT = 1
 def save(worker: Worker) -> Path:
     """Write one checkpoint, all workers together."""
     assert worker.job.folder is not None
-    comm, step = worker.comm, worker.clock.step
+    comm, step = worker.comm, worker.pace.steps
     top = worker.job.folder / "checkpoints"
     part, final = top / f".step-{step}.partial", top / f"step-{step}"
     problem = None

@@ -7,6 +7,7 @@ from typing import Any
 from ..comm.virtual import VirtualComm, World
 from ..context import Context
 from ..loop.job import Job
+from ..partition.share import with_speeds
 from ..period.every import Every
 from ..recipe import Recipe
 from ..sync.none import NoSync
@@ -47,11 +48,13 @@ def cost(job: Job, workers: int) -> list[tuple[str, str]]:
 
 def steps_per_epoch(job: Job, workers: int) -> int:
     """Until the last worker is through its block, or the first one where the last batch is dropped."""
-    blocks = job.partition.blocks(job.train.view(), workers, job.seed)
+    blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
     world = World(workers)
     comm = VirtualComm(world, world.workers[0])
     mine = len(blocks[0])
-    sizes = job.batch.bind(Context(comm, seed=job.seed, examples=mine, share=mine / len(job.train))).sizes()
+    context = Context(comm, seed=job.seed, examples=mine, share=mine / len(job.train))
+    context.shares = [len(block) / len(job.train) for block in blocks]
+    sizes = job.batch.bind(context).sizes()
     pairs = list(zip(map(len, blocks), sizes, strict=True))
     return min(n // b for n, b in pairs) if job.drop_last else max(-(-n // b) for n, b in pairs)
 

@@ -14,14 +14,30 @@ from typing import Any
 import torch
 
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
+from .look import Look, look_cost
 
 
 class Pending(ABC):
-    """An exchange under way."""
+    """An exchange under way. Either `wait`, or `arrive` and, once the messages are read, `release`."""
+
+    def __init__(self, incoming: Mapping[int, torch.Tensor]):
+        self.incoming = incoming
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """Return when everything sent has left and everything expected lies in the tensors given for it."""
+        for peer, message in self.arrive().items():
+            if message is not self.incoming[peer]:
+                self.incoming[peer].copy_(message.view_as(self.incoming[peer]))
+        self.release()
 
     @abstractmethod
-    def wait(self) -> None:
-        """Return when everything sent has left and everything expected has arrived."""
+    def arrive(self) -> Mapping[int, torch.Tensor]:
+        """The messages by source, flat, where they lie, without a copy: to be read and not to be changed."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let the sources have the memory of their messages back."""
 
 
 class Comm(ABC):
@@ -65,6 +81,14 @@ class Comm(ABC):
             message[:-1].div_(total)
         return total
 
+    def sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
+        """The sum over workers in rank order, in place; everybody's notes, and the sums of what was seen of the pieces."""
+        self.ledger.record(*look_cost(tensor.numel(), tensor.element_size(), self.rank, self.size, look))
+        if self.size > 1:
+            return self._sum_and_look(tensor, look)
+        notes = [list(look.note)]
+        return notes, look.see([tensor if look.vector is None else look.vector], notes, 0)
+
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Everybody's tensor, stacked by rank."""
         self.ledger.record(*gather_cost(tensor.numel(), tensor.element_size(), self.size))
@@ -99,7 +123,7 @@ class Comm(ABC):
         """Everybody's small picklable value, by rank: for set-up and checkpoints, never counted."""
 
     @abstractmethod
-    def computed(self, examples: int) -> None:
+    def computed(self, examples: float) -> None:
         """Tell the simulated clock that this worker has worked through so many examples."""
 
     @property
@@ -126,6 +150,9 @@ class Comm(ABC):
 
     @abstractmethod
     def _weighted_mean(self, message: torch.Tensor) -> float: ...
+
+    @abstractmethod
+    def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]: ...
 
     @abstractmethod
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor: ...

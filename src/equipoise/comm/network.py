@@ -91,7 +91,7 @@ class Cluster:
     def link_of(self, a: int, b: int) -> Link:
         return self.between.get((min(a, b), max(a, b)), self.link)
 
-    def compute(self, rank: int, examples: int) -> float:
+    def compute(self, rank: int, examples: float) -> float:
         return examples / self.rates[rank]
 
     def message(self, source: int, target: int, bytes: int) -> float:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ..errors import PeerLost, UserError
 from .base import Comm, Pending
 from .heartbeat import Heartbeat
+from .look import Look, over_network
 from .shared import LEAST, Expected, Segment, SharedMemory
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
@@ -83,7 +84,7 @@ class ProcessComm(Comm):
     def now(self) -> float:
         return 0.0
 
-    def computed(self, examples: int) -> None:
+    def computed(self, examples: float) -> None:
         self._tell_step()
 
     def _tell_step(self) -> None:
@@ -130,6 +131,12 @@ class ProcessComm(Comm):
         if total:
             message.div_(total)
         return total
+
+    def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
+        with self._guard("sum"), torch.no_grad():
+            if tensor.device.type == "cpu" and self._shared.everybody:
+                return self._shared.sum_and_look(tensor, look)
+            return over_network(tensor, look, self.rank, self.size, dist.all_to_all_single)
 
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:
         """Every worker sums one chunk over the ranks in order, then everybody collects the chunks."""
@@ -184,7 +191,7 @@ class ProcessComm(Comm):
             if far:
                 works += [(work, None) for work in dist.batch_isend_irecv(far)]
         shared.under_way += 1
-        return _Works(self, works, expected)
+        return _Works(self, incoming, works, expected)
 
     def close(self) -> None:
         if self._heartbeat is not None:
@@ -194,17 +201,37 @@ class ProcessComm(Comm):
 
 
 class _Works(Pending):
-    def __init__(self, comm: ProcessComm, works: list[tuple[Any, Any]], expected: dict[int, Expected]):
-        self.comm, self.works, self.expected, self.over = comm, works, expected, False
+    def __init__(
+        self,
+        comm: ProcessComm,
+        incoming: Mapping[int, torch.Tensor],
+        works: list[tuple[Any, Any]],
+        expected: dict[int, Expected],
+    ):
+        super().__init__(incoming)
+        self.comm, self.works, self.expected = comm, works, expected
+        self.arrived = False
+        self.lent: list[int] = []
 
-    def wait(self) -> None:
-        if self.over:
-            return  # gloo would wait for a second message
+    def arrive(self) -> Mapping[int, torch.Tensor]:
+        if self.arrived:
+            return {}  # gloo would wait for a second message
+        self.arrived = True
+        found = dict(self.incoming)
         with self.comm._guard("exchange"), torch.no_grad():
             for peer, expected in self.expected.items():
-                self.works += self.comm._shared.read(peer, expected)
+                message = self.comm._shared.read(peer, expected)
+                if message is not expected.out:
+                    found[peer] = message
+                    self.lent.append(peer)
             # gloo gives one Work per operation and nccl one for all: wait on every element.
             for work, _ in self.works:
                 work.wait()
         self.comm._shared.under_way -= 1
-        self.over = True
+        return found
+
+    def release(self) -> None:
+        lent, self.lent = self.lent, []
+        with self.comm._guard("exchange"):
+            for peer in lent:
+                self.comm._shared.give_back(peer)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .look import Look, added, pieces, sum_rows
+
 LEAST = 1 << 16  # bytes; smaller tensors are as fast on the socket
 _PIECE = 1 << 21  # elements summed at once: bounds the memory it takes
 _TOKEN, _ACK = 101, 102  # tags on gloo
@@ -60,6 +62,8 @@ class Segment:
 
     def tensor(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:
         """This memory as a flat tensor as large as `like`, from byte `start`."""
+        if like.numel() == 0:
+            return like
         return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
 
     def reclaim(self) -> None:
@@ -92,6 +96,8 @@ class SharedMemory:
         self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
         self._others: dict[tuple[int, int], Segment] = {}
         self._due: dict[int, deque[Any]] = {}  # messages that a peer has still to send or this worker to read, in order
+        self._lent: set[int] = set()  # peers whose memory is being read in place
+        self._owed: dict[int, int] = {}  # acknowledgements that must follow that of the lent message
         self._table: list[Segment] = []  # one segment per worker, for sums: inputs first,
         self._totals = 0  # and from this byte on the chunk that its owner has summed
 
@@ -126,27 +132,43 @@ class SharedMemory:
         self._due.setdefault(peer, deque()).append(expected)
         return expected
 
-    def read(self, peer: int, expected: Expected) -> list[tuple[Any, torch.Tensor]]:
-        """Copy an expected message and those before it; the acknowledgements to wait for.
+    def read(self, peer: int, expected: Expected) -> torch.Tensor:
+        """An expected message where it lies; those before it are copied to their places.
 
         In the order they were sent, whichever is waited for first: the peer takes an acknowledgement for that of the oldest.
+        For the same reason one message of a peer is lent at a time, and one that would be the second is copied.
         """
-        answers = []
         while not expected.read:
             first = self._due[peer].popleft()
             first.work.wait()
-            answers.append(self._copy(peer, first.token, first.out))
             first.read = True
-        return answers
+            view = self._map(peer, first)
+            if first is expected and peer not in self._lent:
+                self._lent.add(peer)
+                return view
+            first.out.view(-1).copy_(view)
+            if peer in self._lent:
+                self._owed[peer] = self._owed.get(peer, 0) + 1
+            else:
+                self._acknowledge(peer)
+        return expected.out
 
-    def _copy(self, peer: int, token: torch.Tensor, out: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        handle, bytes = token.tolist()
+    def _map(self, peer: int, expected: Expected) -> torch.Tensor:
+        handle, bytes = expected.token.tolist()
         key = (peer, handle)
         if key not in self._others:
             self._others[key] = Segment.of(self.pids[peer], handle, bytes)
-        out.view(-1).copy_(self._others[key].tensor(out))
+        return self._others[key].tensor(expected.out)
+
+    def give_back(self, peer: int) -> None:
+        """The lent message of a peer has been read, and with it those that were copied meanwhile."""
+        self._lent.discard(peer)
+        for _ in range(1 + self._owed.pop(peer, 0)):
+            self._acknowledge(peer)
+
+    def _acknowledge(self, peer: int) -> None:
         answer = torch.zeros(1, dtype=torch.int64)
-        return dist.isend(answer, peer, tag=_ACK), answer
+        dist.isend(answer, peer, tag=_ACK).wait()
 
     # -- sums -----------------------------------------------------------------------------------------------------
     def sum(self, tensor: torch.Tensor) -> None:
@@ -180,6 +202,41 @@ class SharedMemory:
             if stop > start:
                 flat[start:stop].copy_(other.tensor(flat[start:stop], self._totals))
 
+    def sum_and_look(self, flat: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
+        """As `_sum`; whoever sums a chunk looks at everybody's part of it where it lies."""
+        item, size, mine = flat.element_size(), self.size, self.rank
+        extra = _aligned(flat.numel() * item)  # where the vector to look at begins,
+        notes = extra + _aligned(look.extra * item)  # and where the notes do
+        seen = _aligned(-(-flat.numel() // size) * item)  # behind the chunk
+        inputs = max(notes + 8 * len(look.note), size * (seen + 8 * look.numbers))  # the chunk has a part of `size` of it
+        if inputs > self._totals:
+            self._share_table(inputs)
+        own, bounds = self._table[mine], pieces(flat.numel(), size)
+        own.tensor(flat).copy_(flat)
+        if look.vector is not None:
+            own.tensor(look.vector, extra).copy_(look.vector)
+        note = torch.tensor(look.note, dtype=torch.float64)
+        own.tensor(note, notes).copy_(note)
+        dist.barrier()
+        start, stop = bounds[mine]
+        rows = [other.tensor(flat[start:stop], start * item) for other in self._table]
+        everybody = [other.tensor(note, notes).tolist() for other in self._table]
+        if look.vector is not None:
+            a, b = pieces(look.extra, size)[mine]
+            looked = [other.tensor(look.vector[a:b], extra + a * item) for other in self._table]
+            found = look.see(looked, everybody, a)
+        else:
+            found = look.see(rows, everybody, start)
+        sum_rows(rows, own.tensor(flat[start:stop], self._totals))
+        numbers = torch.tensor(found, dtype=torch.float64)
+        own.tensor(numbers, self._totals + seen).copy_(numbers)
+        dist.barrier()
+        findings = []
+        for other, (start, stop) in zip(self._table, bounds, strict=True):
+            flat[start:stop].copy_(other.tensor(flat[start:stop], self._totals))
+            findings.append(other.tensor(numbers, self._totals + seen).tolist())
+        return everybody, added(findings)
+
     def _share_table(self, inputs: int) -> None:
         # Chunks begin at one place for vectors of all lengths: a worker that goes on to the next sum must not write its
         # input over a chunk of this one that another has still to read.
@@ -191,3 +248,7 @@ class SharedMemory:
             own if r == self.rank else Segment.of(self.pids[r], handle, bytes) for r, handle in enumerate(rows)
         ]
         self._gather_objects(None)  # nobody maps a segment that its owner has dropped already
+
+
+def _aligned(bytes: int) -> int:
+    return -(-bytes // 64) * 64

@@ -20,6 +20,7 @@ import torch
 
 from ..errors import PeerLost, WorkerError
 from .base import Comm, Pending
+from .look import Look, in_one_place, look_cost
 from .network import Cluster
 
 
@@ -199,7 +200,7 @@ class VirtualComm(Comm):
     def now(self, value: float) -> None:
         self._worker.now = value
 
-    def computed(self, examples: int) -> None:
+    def computed(self, examples: float) -> None:
         self._worker.now += self._world.cluster.compute(self.rank, examples)
 
     def _meet(self, kind: str, payload: Any, combine: Callable[[list[Any]], list[Any]], seconds: float) -> Any:
@@ -249,6 +250,18 @@ class VirtualComm(Comm):
 
         seconds = self._world.cluster.mean(tensor.numel() * tensor.element_size())
         self._meet(_of("sum", tensor), tensor, combine, seconds)
+
+    @torch.no_grad()
+    def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
+        def combine(parts: list[tuple[torch.Tensor, Look]]) -> list[tuple[list[list[float]], list[float]]]:
+            seen = in_one_place([tensor for tensor, _ in parts], [look for _, look in parts])
+            _sum_into_all([tensor for tensor, _ in parts])
+            return [seen] * len(parts)
+
+        # As long as a mean of a vector that costs as many bytes.
+        _, sent = look_cost(tensor.numel(), tensor.element_size(), 0, self.size, look)
+        seconds = self._world.cluster.mean(sent * self.size // (2 * (self.size - 1)))
+        return self._meet(_of("sum_and_look", tensor), (tensor, look), combine, seconds)
 
     @torch.no_grad()
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -326,10 +339,10 @@ def _sum_into_all(parts: list[torch.Tensor], divisor: float = 0.0) -> None:
 
 class _Receiving(Pending):
     def __init__(self, comm: VirtualComm, incoming: Mapping[int, torch.Tensor], numbers: dict[int, int]):
-        self.comm, self.incoming, self.numbers = comm, incoming, numbers
+        super().__init__(incoming)
+        self.comm, self.numbers = comm, numbers
 
-    @torch.no_grad()
-    def wait(self) -> None:
+    def arrive(self) -> Mapping[int, torch.Tensor]:
         comm, world, me = self.comm, self.comm._world, self.comm._worker
         numbers, self.numbers = self.numbers, {}  # a second wait has nothing left to wait for
         me.wanted = {(peer, n) for peer, n in numbers.items() if (peer, comm.rank, n) not in world.mail}
@@ -337,6 +350,7 @@ class _Receiving(Pending):
             me.ready = False
             me.waits_for = f"for a message from {sorted(peer for peer, _ in me.wanted)}"
         world.switch(me)
+        found = {}
         for peer, number in numbers.items():
             tensor = self.incoming[peer]
             message, arrival = world.mail.pop((peer, comm.rank, number))
@@ -347,6 +361,9 @@ class _Receiving(Pending):
                     comm.rank,
                     comm.step,
                 )
-            tensor.copy_(message)
+            found[peer] = message.view(-1)
             if comm.ledger.counting:
                 me.now = max(me.now, arrival)
+        return found
+
+    def release(self) -> None: ...

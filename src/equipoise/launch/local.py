@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from .. import errors
-from ..comm.base import Comm
+from ..comm.base import Comm, barrier
 from ..comm.folder import FolderStore
 from ..errors import PeerLost, WorkerError
 from .current import set_current
@@ -101,7 +101,9 @@ def _child(
         comm = ProcessComm.join(store, rank, size, timeout=timeout, deterministic=deterministic, notes=notes, board=board)
         set_current(comm)
         # Plain pickle: multiprocessing would hand over tensors as shared memory, which ends with this process.
-        pipe.send_bytes(pickle.dumps(("done", function(comm))))
+        result = function(comm)
+        barrier(comm)  # nobody leaves while another still reads from its memory
+        pipe.send_bytes(pickle.dumps(("done", result)))
         comm.close()
     except BaseException as error:
         step = getattr(error, "step", None)

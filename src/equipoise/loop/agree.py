@@ -46,43 +46,31 @@ class Control:
         self.started = time.monotonic()
         self.next = 1
         self.losses: list[float] = []
-        self.spent = False
+        self.used = 0.0  # of the budget, as far as all workers know
+
+    def begin(self) -> None:
+        """Agree on where a checkpoint has left off."""
+        if self.job.resume is not None:
+            self._meet(math.nan)
 
     def over(self) -> bool:
         """Has the run reached its length? Every worker computes the same answer."""
-        clock, length = self.worker.clock, self.job.length
-        position = self.worker.position
-        if self.spent:
-            return True
-        if length.steps is not None and clock.step >= length.steps:
-            return True
-        if length.epochs is not None:
-            whole, part = divmod(length.epochs, 1.0)
-            done = clock.epoch + (position.steps_left == 0)
-            if done > whole or (done >= whole and part == 0):
-                return True
-            if clock.epoch == whole and position.part_done >= part - 1e-9:
-                return True
-        if length.samples is not None:
-            return position.consumed >= length.samples
-        return False
+        length = self.job.length
+        return (length.budget is not None and self.used >= length.budget) or self.worker.pace.reached(length)
 
     def after(self, loss: float) -> int:
         """After a step: 0, or the exit code of the signal on which all workers agreed to stop."""
         if not math.isnan(loss):
             self.losses.append(loss)
-        clock, job = self.worker.clock, self.job
-        logged = clock.step % job.log_every == 0
+        clock, job, pace = self.worker.clock, self.job, self.worker.pace
+        if not pace.meeting:
+            return 0
+        logged = clock.step % job.log_every == 0 or not pace.lockstep
         simulated_budget = job.length.budget is not None and job.described
         if not (logged or clock.step >= self.next or simulated_budget):
             return 0
-        elapsed = time.monotonic() - self.started
         mean = sum(self.losses) / len(self.losses) if self.losses else math.nan
-        mine = torch.tensor(
-            [job.stop.code if job.stop.is_set() else 0, clock.seconds, self.comm.now, mean, elapsed / max(1, clock.step)], dtype=torch.float64
-        )
-        with self.comm.uncounted():
-            table = self.comm.gather(mine)
+        table = self._meet(mean)
         if logged:
             self.worker.observer.stepped(mean, table)
             self.losses = []
@@ -91,7 +79,16 @@ class Control:
             self.next = clock.step + max(1, min(job.log_every, int(_PATIENCE / pace)))
         else:
             self.next = clock.step + job.log_every
-        if job.length.budget is not None:
-            used = table[:, 2].max() if job.described else table[:, 1].max()
-            self.spent = bool(used >= job.length.budget)
         return int(table[:, 0].max())
+
+    def _meet(self, loss: float) -> torch.Tensor:
+        """A row per worker: signal, seconds, simulated seconds, loss, seconds per step, steps, samples."""
+        clock, job = self.worker.clock, self.job
+        signal = job.stop.code if job.stop.is_set() else 0
+        per_step = (time.monotonic() - self.started) / max(1, clock.step)
+        mine = [signal, clock.seconds, self.comm.now, loss, per_step, clock.step, clock.samples]
+        with self.comm.uncounted():
+            table = self.comm.gather(torch.tensor(mine, dtype=torch.float64))
+        self.worker.pace.met(table[:, 5], table[:, 6])
+        self.used = float(table[:, 2].max() if job.described else table[:, 1].max())
+        return table

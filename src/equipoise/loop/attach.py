@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..sync.none import NoSync
 from ..sync.periodic_average import PeriodicAverage
 from ..vector import Buffers, Flat
 from .agree import make_equal
+from .job import refuse_own_pace
 
 
 class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
@@ -43,7 +45,9 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
     share: this worker's part of all examples, where workers hold unequal parts; 1 / workers if left out.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal: gradients are weighted by it.
-    All workers must take the same number of steps (`eq.Sampler` sees to that).
+    All workers must take the same number of steps (`eq.Sampler` sees to that). With `eq.period.TotalSteps` they need not: end the
+    loop on `together.clock.rounds`, which all workers count alike. A sync that follows the loss (LSGD) reads
+    `together.loss`: set it before `optimizer.step()`.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
             sync = AllReduce() if self.period_choice == Every() else PeriodicAverage()
         if sync.every_step and self.period_choice != Every():
             raise UserError(f"{type(sync).__name__} communicates at every step: leave the period out, or use PeriodicAverage")
+        refuse_own_pace(self.period_choice, sync)
         if buffers not in ("local", "average"):
             raise UserError(f"buffers = {buffers!r}: local or average")
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
@@ -73,6 +78,7 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         self.sync_choice, self.model, self.optimizer = sync, model, optimizer
         self.clip, self.scaler, self.buffer_policy, self.share, self.seed = clip, scaler, buffers, share, seed
         self.batch = 1
+        self.loss = math.nan
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
@@ -86,6 +92,7 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         self.clock = self.context.clock
         self.sync = (self.sync_choice if self.comm.size > 1 else NoSync()).bind(self.context)
         self.period = self.period_choice.bind(self.context)
+        self._talks = not isinstance(self.sync, NoSync)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None and self.comm.size > 1:
@@ -94,6 +101,8 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
 
     def __exit__(self, *error: Any) -> None:
         self._undo.close()
+        if error[0] is None:
+            self.sync.finish()
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
@@ -102,7 +111,8 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         self.comm.step = clock.step + 1
         self.comm.computed(self.batch)
         clock.batch, clock.lr, clock.hold = self.batch, optimizer.param_groups[0]["lr"], False
-        clock.due = not isinstance(self.sync, NoSync) and self.period.due(clock)
+        self.context.loss = self.loss
+        clock.due = self._talks and self.period.lockstep and self.period.due(clock)
         g = flat.gradient() if self.sync.uses_gradient else None
         self.sync.before_step(flat.gather(), g)
         if g is not None:
@@ -116,6 +126,8 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         clock, flat = self.clock, self.flat
+        if self._talks and not self.period.lockstep:
+            clock.due = self.period.due(clock)
         if clock.due:
             self.sync.after_step(flat.gather())
             flat.scatter()

@@ -35,7 +35,7 @@ def evaluate(worker: Worker, names: tuple[str, ...]) -> dict[str, dict[str, floa
     """Loss and metrics of the named models on the test data (the training data where there is none)."""
     source = worker.job.test if worker.job.test is not None else worker.job.train
     found = {}
-    with worker.comm.uncounted(), _undisturbed(worker):
+    with worker.comm.uncounted(), undisturbed(worker):
         for name in names:
             vector = vector_of(worker, name)
             if vector is None:
@@ -66,7 +66,7 @@ def vector_of(worker: Trained, name: str) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
-def _undisturbed(worker: Worker) -> Iterator[None]:
+def undisturbed(worker: Worker) -> Iterator[None]:
     rng, training = rng_state(), worker.model.training
     worker.model.eval()
     try:
@@ -156,7 +156,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
     with comm.uncounted():
         mean = vector_of(worker, "mean")
         assert mean is not None
-        with _undisturbed(worker), swapped(worker, mean, own=False):
+        with undisturbed(worker), swapped(worker, mean, own=False):
             if worker.job.buffers == "recompute":
                 _recompute(worker)
             model = {name: t.detach().cpu().clone() for name, t in worker.model.state_dict().items()}
@@ -173,7 +173,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
     }
     rows = comm.gather_objects(own)
     result = {
-        "steps": max(r["steps"] for r in rows),
+        "steps": sum(r["steps"] for r in rows) // len(rows),
         "samples": sum(r["samples"] for r in rows),
         "epochs": sum(r["samples"] for r in rows) / len(worker.job.train),
         "rounds": max(r["rounds"] for r in rows),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -50,6 +51,15 @@ class Stop(threading.Event):
     code = 130
 
 
+def refuse_own_pace(period: Period, sync: Sync) -> None:
+    """Refuse a period that lets workers go at their own pace with a sync that cannot."""
+    if not period.lockstep and (sync.every_step or sync.foresees):
+        raise UserError(
+            f"{type(period).__name__} decides on a round when a step is over, and {type(sync).__name__} must know before: "
+            "use period every, or a sync that acts at rounds only (periodic-average, easgd, lsgd, mgrawa, lgrawa)"
+        )
+
+
 @dataclass
 class Job:
     model: Callable[[], nn.Module]
@@ -69,6 +79,8 @@ class Job:
     drop_last: bool = False
     micro: int | None = None  # most examples per forward pass; larger batches are accumulated
     clip: float | None = None
+    sam: float | None = None  # radius of sharpness-aware minimisation
+    slow: list[float] | None = None  # how many times longer each worker takes for a gradient than it must
     autocast: torch.dtype | None = None
     nonfinite: str = "stop"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -79,6 +91,8 @@ class Job:
     evaluate_every: int = 1  # epochs
     log_every: int = 10
     fingerprint: dict[str, Any] = field(default_factory=dict)  # the choices that a checkpoint must agree with
+    blocks: list[np.ndarray] | None = None  # the partition, where it was computed before the workers started
+    division_seconds: float = 0.0  # what the last one took
     described: bool = False  # is simulated time that of a described cluster?
     quiet: bool = True
     tensorboard: bool = False
@@ -91,12 +105,26 @@ class Job:
             raise UserError(f"seed = {self.seed}: must not be negative")
         if self.nonfinite not in ("stop", "skip"):
             raise UserError(f"nonfinite = {self.nonfinite!r}: stop or skip")
-        for name in ("micro", "clip", "checkpoint_every", "keep", "log_every", "evaluate_every"):
+        for name in ("micro", "clip", "sam", "checkpoint_every", "keep", "log_every", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"{name} = {value}: must be above zero")
+        refuse_own_pace(self.period, self.sync)
+        if not self.period.lockstep and self.batch.watches:
+            raise UserError(
+                f"{type(self.batch).__name__} sets the sizes of all workers together, and {type(self.period).__name__} lets each "
+                "go at its own pace: use batch fixed, or period every"
+            )
         if self.sync.every_step and isinstance(self.period, Every) and self.period.steps != 1:
             raise UserError(
                 f"{type(self.sync).__name__} communicates at every step, so a period of {self.period.steps} means nothing: "
                 "use periodic-average to communicate rarely"
             )
+
+    def slow_down(self, rank: int, size: int) -> float:
+        """The factor in `slow` of one worker; for trying out unequal workers on equal machines."""
+        if self.slow is None:
+            return 1.0
+        if len(self.slow) != size or min(self.slow) < 1.0:
+            raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {size} workers")
+        return self.slow[rank]

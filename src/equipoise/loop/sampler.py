@@ -16,6 +16,7 @@ from ..order.base import Order
 from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
 from ..partition.iid import IID
+from ..partition.share import shared_blocks
 
 
 class Position:
@@ -23,10 +24,21 @@ class Position:
 
     A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: blocks
     of unequal size end together, every example is visited once, and nobody runs dry before the end.
+
+    Without `lockstep` every worker counts its own block and its own epochs, whatever the others do.
     """
 
-    def __init__(self, context: Context, blocks: list[np.ndarray], order: Order, batch: Batch, drop_last: bool = False):
+    def __init__(
+        self,
+        context: Context,
+        blocks: list[np.ndarray],
+        order: Order,
+        batch: Batch,
+        drop_last: bool = False,
+        lockstep: bool = True,
+    ):
         self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
+        self.counted = list(range(len(blocks))) if lockstep else [context.rank]  # whose steps are counted here
         self.blocks = blocks
         self.block = blocks[context.rank]
         if drop_last and self._steps([len(b) for b in blocks]) == 0:
@@ -53,8 +65,8 @@ class Position:
     def _steps(self, left: list[int]) -> int:
         sizes = self.batch.sizes()
         if self.drop_last:
-            return min(n // b for n, b in zip(left, sizes, strict=True))
-        return max(-(-n // b) for n, b in zip(left, sizes, strict=True))
+            return min(left[rank] // sizes[rank] for rank in self.counted)
+        return max(-(-left[rank] // sizes[rank]) for rank in self.counted)
 
     @property
     def steps_left(self) -> int:
@@ -66,11 +78,13 @@ class Position:
         steps = self.steps_left
         assert steps > 0, "the epoch is over"
         start = self.taken[self.context.rank]
-        for rank, size in enumerate(self.batch.sizes()):
+        sizes = self.batch.sizes()
+        for rank in self.counted:
             left = self.lengths[rank] - self.taken[rank]
-            count = min(size, left if self.drop_last else max(left - (steps - 1), min(left, 1)))
+            count = min(sizes[rank], left if self.drop_last else max(left - (steps - 1), min(left, 1)))
             self.taken[rank] += count
-            self.consumed += count
+            # Whoever is not counted is taken to go on alike, until a round tells.
+            self.consumed += count * len(self.blocks) // len(self.counted)
         stop = self.taken[self.context.rank]
         places = self.positions[start:stop] if self.positions is not None else None
         return self.sequence[start:stop], places
@@ -136,9 +150,10 @@ class Sampler:
 
         self.comm = current_comm()
         source = data if isinstance(data, Source) else Source(data)
-        blocks = (partition or IID()).blocks(source.view(), self.comm.size, seed)
+        blocks = shared_blocks(partition or IID(), source.view(), self.comm, seed)
         mine = blocks[self.comm.rank]
         context = Context(self.comm, seed=seed, examples=len(mine), share=len(mine) / len(source))
+        context.shares = [len(block) / len(source) for block in blocks]
         self.batch = (batch if isinstance(batch, Batch) else Fixed(batch)).bind(context)
         self.order = (order or Reshuffle()).bind(context)
         self.position = Position(context, blocks, self.order, self.batch, drop_last)

@@ -55,11 +55,13 @@ class Schedule:
         samples = position.consumed + 0.5 * min(size, left or size)
         parts = [0.0]
         if length.steps is not None:
-            parts.append((coming + 0.5) / length.steps)
+            parts.append((self.worker.pace.ahead(coming) + 0.5) / length.steps)
         if length.samples is not None:
             parts.append(samples / length.samples)
         if length.epochs is not None:
             parts.append(samples / (length.epochs * len(self.worker.job.train)))
+        if length.budget is not None:
+            parts.append(self.worker.control.used / length.budget)  # what all have agreed on: the rate is theirs too
         return min(1.0, max(parts))
 
     def state_dict(self) -> dict[str, Any]:

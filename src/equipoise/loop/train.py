@@ -163,6 +163,12 @@ def run_job(
 ) -> Run:
     """Start the workers of a prepared job and collect what they give."""
     from ..launch.current import under_torchrun
+    from ..partition.progress import shown
+    from ..partition.share import is_measured
+
+    if job.blocks is None and not under_torchrun() and not is_measured(job.partition):
+        with shown(not job.quiet):  # once here, not in every process
+            job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 
     def work(comm: Any) -> tuple[dict[str, Any], Any]:
         result, state = Worker(job, comm).run()

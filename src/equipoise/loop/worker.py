@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any
@@ -19,14 +20,19 @@ from ..checkpoint.store import load_worker, save
 from ..comm.base import Comm
 from ..comm.virtual import seed_worker
 from ..context import Context
-from ..errors import NonFinite
+from ..errors import NonFinite, UserError
 from ..observe.observer import Observer
+from ..optim import sharpness_aware
+from ..partition.renew import renew
+from ..partition.share import job_blocks
 from ..signal.batch_gradient import BatchGradient
 from ..sync.none import NoSync
 from ..vector import Buffers, Flat
 from .agree import Control, make_equal
 from .evaluate import evaluate, finish, health
 from .job import Job
+from .pace import Lockstep, OwnPace
+from .probe import Probe
 from .sampler import Position
 from .schedule import Schedule
 
@@ -36,13 +42,15 @@ class Worker:
 
     def __init__(self, job: Job, comm: Comm):
         self.job, self.comm = job, comm
-        blocks = job.partition.blocks(job.train.view(), comm.size, job.seed)
+        blocks = job_blocks(job, comm)
         seed_worker(job.seed, comm.rank)
         self.model = job.model().to(job.device)
         self.flat, self.buffers = Flat(self.model), Buffers(self.model)
         make_equal(comm, self.model, self.flat)
         mine = len(blocks[comm.rank])
-        self.context = Context(comm, seed=job.seed, examples=mine, share=mine / len(job.train), flat=self.flat)
+        share, probe = mine / len(job.train), Probe(self)
+        self.context = Context(comm, seed=job.seed, examples=mine, share=share, flat=self.flat, probe=probe)
+        self.context.shares = [len(block) / len(job.train) for block in blocks]
         self.clock = self.context.clock
         self.optimizer = job.optimizer(self.model.parameters())
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
@@ -55,10 +63,15 @@ class Worker:
         self.talks = not isinstance(self.sync, NoSync)
         self.watched = self.order.watches or self.batch.watches
         self.needs_flat = self.sync.uses_gradient or self.watched or job.nonfinite == "skip"
-        self.position = Position(self.context, blocks, self.order, self.batch, job.drop_last)
+        self.pace = Lockstep(self) if self.period.lockstep or not self.talks else OwnPace(self)
+        if self.order.coordinated and not self.pace.lockstep:
+            raise UserError(f"{type(self.order).__name__} needs all workers in step, but this period lets each take its own: use id-grab")
+        self.position = Position(self.context, blocks, self.order, self.batch, job.drop_last, self.pace.lockstep)
+        self.slow = job.slow_down(comm.rank, comm.size)
+        self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
+        self.control = Control(self)
         if isinstance(self.scheduler, Schedule):
             self.scheduler.follow(self)
-        self.control = Control(self)
         self.observer = Observer(self)
         if job.resume is not None:
             load_worker(self, job.resume)
@@ -68,15 +81,18 @@ class Worker:
         self.model.train()
         with self.observer:
             stopped = 0
+            self.control.begin()
             while not (stopped or self.control.over()):
                 if self.position.steps_left == 0:
                     self.clock.epoch += 1
+                    renew(self)
                     self.position.begin(self.clock.epoch)
                 started = time.perf_counter()
                 loss = self.step()
                 self.clock.seconds += time.perf_counter() - started
                 stopped = self.control.after(loss)
                 self.keep_up(stopped)
+            self.sync.finish()
             return finish(self, stopped)
 
     def step(self) -> float:
@@ -86,11 +102,11 @@ class Worker:
         clock.batch = len(indices)
         self.context.reference = max(self.batch.sizes())
         clock.lr = self.optimizer.param_groups[0]["lr"]
-        clock.due = self.talks and self.period.due(clock)
+        clock.due = self.talks and self.pace.lockstep and self.period.due(clock)
         self.comm.step = clock.step + 1
         kept = [b.clone() for b in self.model.buffers()] if job.nonfinite == "skip" else []
-        loss = self.backward(indices)
-        self.comm.computed(len(indices))
+        self.context.loss = loss = self.backward(indices)
+        self.comm.computed(len(indices) * self.cost)
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
         if not self.healthy(loss, g, indices):
             clock.batch = 0
@@ -98,11 +114,11 @@ class Worker:
                 buffer.copy_(before)  # BatchNorm has seen what made the loss NaN
         if self.watched and clock.batch:
             assert g is not None
-            seen = self.signal.vectors(g)
-            if self.order.watches and places is not None:
-                self.order.observe(places, seen)
             if self.batch.watches:
-                self.batch.observe(seen)
+                self.batch.observe(self.signal.vectors(g))
+        if self.order.watches and places is not None:
+            seen = self.order.watcher.view() if clock.batch else None
+            self.order.observe(places if clock.batch else places[:0], seen)
         clock.hold = False
         sync.before_step(x, g)
         if g is not None:
@@ -112,6 +128,8 @@ class Worker:
             if job.clip is not None:
                 torch.nn.utils.clip_grad_norm_(flat.parameters.values(), job.clip)
             self.optimizer.step()
+        if not self.pace.lockstep:
+            clock.due = self.period.due(clock)
         if clock.due:
             sync.after_step(flat.gather())
             flat.scatter()
@@ -124,17 +142,31 @@ class Worker:
         return loss
 
     def backward(self, indices: np.ndarray) -> float:
+        """The gradient that the optimizer shall have for `indices`; their mean loss."""
+        started = time.perf_counter()
+        loss = self.gradient(indices)
+        if self.job.sam is not None and math.isfinite(loss):
+            sharpness_aware(self.model, self.job.sam, lambda: self.gradient(indices))
+        if self.slow > 1.0 and not self.comm.virtual:
+            time.sleep((self.slow - 1.0) * (time.perf_counter() - started))
+        return loss
+
+    def gradient(self, indices: np.ndarray) -> float:
         """The gradient of the mean loss over `indices`, in micro-batches where the batch is larger than `micro`."""
         self.flat.zero_gradient(self.needs_flat)
         if len(indices) == 0:
             return math.nan
         total = 0.0
-        size = self.job.micro or len(indices)
+        size, watched = self.job.micro or len(indices), self.order.watches
+        if watched:
+            self.order.watcher.forget()  # a first pass that SAM repeats elsewhere
+            size = min(size, self.order.watcher.most or size)
         for start in range(0, len(indices), size):
             part = indices[start : start + size]
-            loss = self.loss(part)
             weight = len(part) / len(indices)
-            (loss if weight == 1.0 else loss * weight).backward()
+            with self.order.watcher.watching(self.model, len(part)) if watched else contextlib.nullcontext():
+                loss = self.loss(part)
+                (loss if weight == 1.0 else loss * weight).backward()
             total += loss.item() * weight
         return total
 
@@ -173,12 +205,13 @@ class Worker:
 
     def keep_up(self, stopped: int) -> None:
         """Evaluate and checkpoint where they are due; neither touches the training state."""
-        job, clock = self.job, self.clock
-        epoch_ended = self.position.steps_left == 0
+        job, clock, pace = self.job, self.clock, self.pace
+        if not pace.meeting:
+            return
         ended = self.control.over()
-        if epoch_ended and (clock.epoch + 1) % job.evaluate_every == 0 and not (ended or stopped):
-            self.observer.evaluated(evaluate(self, ("mean",)), health(self))
-        due = clock.step % job.checkpoint_every == 0 if job.checkpoint_every is not None else epoch_ended
+        if pace.epoch_passed(job.evaluate_every) and not (ended or stopped):
+            self.observer.evaluated(evaluate(self, ("mean", "centre")), health(self))
+        due = pace.step_passed(job.checkpoint_every) if job.checkpoint_every is not None else pace.epoch_passed(1)
         if not (due or ended or stopped):
             return
         if job.nonfinite == "stop" and not math.isfinite(self.flat.gather().sum(dtype=torch.float64).item()):

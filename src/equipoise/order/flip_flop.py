@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from ..signal.base import View
 from .base import Order
 
 
@@ -21,4 +21,4 @@ class FlipFlop(Order):
         forward = self.context.rng(1, number // 2).permutation(self.context.examples)
         return forward[::-1].copy() if number % 2 else forward
 
-    def observe(self, positions: np.ndarray, vectors: torch.Tensor) -> None: ...
+    def observe(self, positions: np.ndarray, view: View | None) -> None: ...

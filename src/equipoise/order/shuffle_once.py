@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from ..signal.base import View
 from .base import Order
 
 
@@ -17,4 +17,4 @@ class ShuffleOnce(Order):
     def epoch(self, number: int) -> np.ndarray:
         return self.context.rng(1, 0).permutation(self.context.examples)
 
-    def observe(self, positions: np.ndarray, vectors: torch.Tensor) -> None: ...
+    def observe(self, positions: np.ndarray, view: View | None) -> None: ...

@@ -8,3 +8,5 @@ from .from_file import FromFile as FromFile
 from .iid import IID as IID
 from .shards import Shards as Shards
 from .sorted import Sorted as Sorted
+from .stratified import Stratified as Stratified
+from .submodular import Submodular as Submodular

@@ -23,7 +23,9 @@ class View:
     def classes(self, asker: str) -> np.ndarray:
         """The labels, for a partition that cannot do without."""
         if self.labels is None:
-            raise UserError(f"partition {asker} needs one class label per example; this data has none: use iid or contiguous")
+            raise UserError(
+                f"partition {asker} needs one class label per example; this data has none: use iid or contiguous"
+            )
         return self.labels
 
 
@@ -47,6 +49,13 @@ class Partition(Plain):
         for block in blocks:
             np.add.at(seen, block, 1)
         assert (seen == 1).all(), f"{type(self).__name__} must give every example to exactly one worker"
+        speeds = getattr(self, "speeds", None)
+        for worker, rate in enumerate(speeds if isinstance(speeds, list) else []):
+            if rate == 0:
+                raise UserError(
+                    f"worker {worker} has speed 0 and would train on nothing: leave it out (one worker less), or give "
+                    "it a speed above zero"
+                )
         return _nobody_empty(blocks)
 
 

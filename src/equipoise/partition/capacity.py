@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UserError
 
+SPEEDS = "relative speed of each worker, such as 1,2,4,8; equal if left out; `measure` finds out at the start"
 _SNAP = 1e-9  # of an example: quotas this near to a whole number are one, whatever the speeds were multiplied by
 
 
@@ -34,10 +35,28 @@ def checked_speeds(speeds: Sequence[float] | None, workers: int | None = None) -
         raise UserError("speeds is empty: give one number per worker, such as 1,2,4,8")
     for worker, rate in enumerate(rates):
         if not (rate >= 0 and math.isfinite(rate)):
-            raise UserError(f"speeds: worker {worker} has {rate}: a speed is a number above zero, relative to the others")
+            raise UserError(
+                f"speeds: worker {worker} has {rate}: a speed is a number above zero, relative to the others"
+            )
     if not rates.any():
         raise UserError("speeds are all zero: give at least one worker a speed above zero")
     return rates
+
+
+def known_speeds(speeds: Sequence[float] | str | None) -> Sequence[float] | None:
+    if isinstance(speeds, str):
+        raise UserError(
+            "speeds = 'measure' needs workers that run: it works in eq.train and recipes; give numbers here"
+        )
+    return speeds
+
+
+def check_speeds_option(speeds: Sequence[float] | str | None) -> None:
+    """Refuse impossible speeds when they are given, before there are workers."""
+    if isinstance(speeds, str) and speeds != "measure":
+        raise UserError(f"speeds = {speeds!r}: takes one number per worker, such as 1,2,4,8, or 'measure'")
+    if speeds is not None and not isinstance(speeds, str):
+        checked_speeds(speeds)
 
 
 def capacities(sizes: Sequence[int] | np.ndarray, speeds: np.ndarray) -> np.ndarray:
@@ -66,8 +85,8 @@ def capacities(sizes: Sequence[int] | np.ndarray, speeds: np.ndarray) -> np.ndar
 def _repair(counts: np.ndarray, loose: np.ndarray, low: np.ndarray, totals: np.ndarray) -> None:
     """Move units between workers inside classes until every total is its quota rounded down or up.
 
-    Error diffusion gets there by itself in all cases seen; that a way exists from any start follows from the integrality
-    of flows.
+    Error diffusion gets there by itself in all cases seen; that a way exists from any start follows from the
+    integrality of flows.
     """
     least, most = np.floor(totals + _SNAP), np.ceil(totals - _SNAP)
     while True:
@@ -101,9 +120,9 @@ def _path(
                 moves.append((row, before, giver))
                 giver, step = before, came[before]
             return moves
-        for row in np.flatnonzero(up[:, giver]):
-            for taker in np.flatnonzero(down[row]):
-                if int(taker) not in came:
-                    came[int(taker)] = (int(row), giver)
-                    queue.append(int(taker))
+        for row in np.flatnonzero(up[:, giver]).tolist():
+            for taker in np.flatnonzero(down[row]).tolist():
+                if taker not in came:
+                    came[taker] = (row, giver)
+                    queue.append(taker)
     raise AssertionError("a controlled rounding always exists")

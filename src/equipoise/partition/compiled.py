@@ -13,6 +13,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(function: F) -> F:
     """Without the interpreter's lock, so that classes run in parallel threads. No reordering of float sums."""
     try:
-        return njit(nogil=True, cache=True)(function)
+        return njit(nogil=True, cache=True)(function)  # type: ignore[return-value]
     except RuntimeError:  # nowhere to keep it: the package and the home folder are both read-only
-        return njit(nogil=True)(function)
+        return njit(nogil=True)(function)  # type: ignore[return-value]

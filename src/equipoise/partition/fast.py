@@ -1,8 +1,8 @@
 """The greedy in machine code, one loop per objective: gains are kept for every candidate and updated, never recomputed.
 
-All of them deal out one class: at each step `next_worker` names a block and the candidate with the largest gain joins it (the
-lowest number among equals). Sums are of whole numbers, so the reference engines in `greedy` find the same partition. Cost for n
-examples: facility location about n^2 log n, the others n^2.
+All of them deal out one class: at each step `next_worker` names a block and the candidate of largest gain joins it (the
+lowest number among equals). Sums are of whole numbers, so the reference engines in `greedy` find the same
+partition. Cost for n examples: facility location about n^2 log n, the others n^2.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ from .compiled import compiled
 
 @compiled
 def next_worker(values, counts, caps, fill):  # pragma: no cover
-    """Of the blocks with room: the one of least value (the paper's rule), or the one filled least, (|A|+1/2)/C (`fill`)."""
+    """Of the blocks with room: the one of least value (the paper's rule), or of least (|A|+1/2)/C (`fill`)."""
     best = -1
     for j in range(len(caps)):
         if counts[j] >= caps[j]:

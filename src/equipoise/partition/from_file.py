@@ -13,14 +13,16 @@ from .base import Partition, View
 
 @dataclass
 class FromFile(Partition):
-    """The blocks of a partition file: `{"blocks": [[indices of worker 0], ...], "speeds": ..., "method": ..., "report": ...}`."""
+    """The blocks of a partition file: `{"blocks": [[indices of worker 0], ...], "speeds": ..., "report": ...}`."""
 
     path: str = option("", help="the partition file (JSON)")
 
     def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         blocks = read_blocks(self.path)
         if len(blocks) != workers:
-            raise DataError(f"{self.path} has {len(blocks)} blocks for {workers} workers: run with --workers {len(blocks)}")
+            raise DataError(
+                f"{self.path} has {len(blocks)} blocks for {workers} workers: run with --workers {len(blocks)}"
+            )
         together = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int64)
         if len(together) != view.examples or not np.array_equal(np.sort(together), np.arange(view.examples)):
             raise DataError(

@@ -43,7 +43,7 @@ def heaped(keys, items):  # pragma: no cover
 
 @compiled
 def sparse(start, column, weight, caps, fill, penalty):  # pragma: no cover
-    """Facility location (`penalty` < 0) or graph cut with lambda = penalty / 1024, on the pairs of a neighbour graph alone.
+    """Facility location (`penalty` < 0) or graph cut with lambda = penalty / 1024, on the pairs of a graph alone.
 
     Row u of the symmetric graph is column[start[u]:start[u+1]] with similarities `weight`. A newcomer changes gains
     only two steps away, so all is n k^2 log n at the most.

@@ -4,12 +4,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..method import option
 from .base import Partition, View
+from .capacity import SPEEDS, capacities, check_speeds_option, checked_speeds, known_speeds
 
 
 @dataclass
 class IID(Partition):
-    """A random permutation of all examples, cut into slices whose sizes differ by at most one."""
+    """A random permutation of all examples, cut into equal slices, or into slices in proportion to speeds.
+
+    Sizes are within one of what they should be; classes and features are left to chance.
+    """
+
+    speeds: list[float] | str | None = option(None, help=SPEEDS, least=0)
+
+    def check(self) -> None:
+        check_speeds_option(self.speeds)
 
     def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
-        return np.array_split(rng.permutation(view.examples), workers)
+        drawn = rng.permutation(view.examples)
+        if self.speeds is None:
+            return np.array_split(drawn, workers)
+        sizes = capacities([view.examples], checked_speeds(known_speeds(self.speeds), workers))[0]
+        return np.split(drawn, np.cumsum(sizes)[:-1])

@@ -4,8 +4,8 @@
     cosine:  s(u, v) = (1 + cos(x_u, x_v)) / 2
 
 Features are first rounded to a grid so fine (22 bits at 64 columns) that it does not matter, and so coarse that every
-sum in a matrix product of float64 is exact. Order, threads and BLAS then make no difference, and two bytes per similarity
-are enough: sums of them are whole numbers, so that every engine of the greedy finds the same partition.
+sum in a matrix product of float64 is exact. Order, threads and BLAS then make no difference, and two bytes per
+similarity are enough: sums of them are whole numbers, so that every engine of the greedy finds the same partition.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def similarities(grid: Grid, kernel: str = "rbf", gamma: float | None = None) ->
     """The symmetric matrix of all pairs, uint16 in units of 2^-15."""
     count = len(grid.points)
     if count > LARGEST:
-        raise UserError(f"{count} examples of one class need {2e-9 * count**2:.0f} GB: use chunk <= {LARGEST} or neighbours")
+        raise UserError(
+            f"{count} examples of one class need {2e-9 * count**2:.0f} GB: use chunk <= {LARGEST} or neighbours"
+        )
     scale, table = _scale(grid, kernel, gamma)
     found = np.empty((count, count), dtype=np.uint16)
     for start in range(0, count, _ROWS):

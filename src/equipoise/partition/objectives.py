@@ -65,8 +65,8 @@ class Facility(Objective):
 class GraphCut(Objective):
     """f(A) = sum_{u in V, v in A} s - lambda sum_{u, v in A} s. Submodular; monotone for lambda <= 1/2.
 
-    lambda = 1 is the cut between A and the rest. For blocks of a given size c, lambda = n / 2c makes it the (negative) squared
-    MMD between A and V, up to constants.
+    lambda = 1 is the cut between A and the rest. For blocks of a given size c, lambda = n / 2c makes it the (negative)
+    squared MMD between A and V, up to constants.
     """
 
     def __init__(self, kernel: np.ndarray, weights: np.ndarray):
@@ -108,12 +108,12 @@ class Herding(Objective):
 
 
 def herding_value(cross: float, own: float, everything: float, count: int, n: int) -> float:
-    """-MMD^2 from sum_{A, V}, sum_{A, A} and sum_{V, V} of the similarities; in units of s, for a block that is not empty."""
+    """-MMD^2 from the sums of similarities over (A, V), (A, A) and (V, V); of no meaning for an empty block."""
     return 2.0 * cross / (max(1, count) * n) - own / max(1, count) ** 2 - everything / n**2
 
 
 class Saturated(Objective):
-    """f(A) = sum_u min(sum_{v in A} s(u, v), limit_j(u)): what more than fills a need counts nothing. Monotone, submodular."""
+    """f(A) = sum_u min(sum_{v in A} s(u, v), limit_j(u)): more than enough counts nothing. Monotone, submodular."""
 
     def __init__(self, kernel: np.ndarray, limits: np.ndarray):
         self.kernel, self.n, self.limits = kernel.astype(np.int64), len(kernel), limits
@@ -127,7 +127,7 @@ class Saturated(Objective):
 
 
 class Feature(Objective):
-    """f(A) = sum_d sqrt(sum_{v in A} x_{v, d}), x >= 0: a little of every feature. Monotone, submodular; needs no kernel."""
+    """f(A) = sum_d sqrt(sum_{v in A} x_{v, d}), x >= 0: some of every feature. Monotone, submodular; no kernel."""
 
     def __init__(self, rows: np.ndarray):
         self.rows, self.n = rows, len(rows)

@@ -14,7 +14,9 @@ import numpy as np
 from .compiled import compiled
 
 
-def polish(kernel: np.ndarray, owner: np.ndarray, caps: np.ndarray, passes: int, rng: np.random.Generator) -> np.ndarray:
+def polish(
+    kernel: np.ndarray, owner: np.ndarray, caps: np.ndarray, passes: int, rng: np.random.Generator
+) -> np.ndarray:
     """The owners after `passes` random proposals per example."""
     n = len(owner)
     changed = owner.copy()

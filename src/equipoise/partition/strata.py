@@ -11,9 +11,9 @@ from .base import View
 def strata(view: View, bins: int, workers: int) -> tuple[np.ndarray, list[str]]:
     """A group number per example, and one line for everything that is not simply its class.
 
-    Classes as they are; real-valued targets by quantiles (several: of their first principal direction); several labels per
-    example by the combination, with combinations rarer than the number of workers taken together; one group where
-    there is no target at all.
+    Classes as they are; real-valued targets by quantiles (several: of their first principal direction); several labels
+    per example by the combination, with combinations rarer than the number of workers taken together; one group
+    where there is no target at all.
     """
     from ..features import targets
 

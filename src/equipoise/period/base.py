@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..clock import Clock
 from ..method import Method
@@ -11,7 +12,13 @@ from ..method import Method
 
 @dataclass
 class Period(Method):
-    """Decides, before each optimizer step, whether a round belongs to it. All workers decide alike."""
+    """Decides for each optimizer step whether a round belongs to it.
+
+    In lockstep all workers decide alike, before the step. Without it every worker goes at its own pace and decides when
+    its step is over: then rounds are the only points where all workers meet.
+    """
+
+    lockstep: ClassVar[bool] = True  # do all workers take the same number of steps between rounds?
 
     @abstractmethod
     def due(self, clock: Clock) -> bool:

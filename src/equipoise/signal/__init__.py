@@ -1,4 +1,30 @@
 """What orders and batch rules see of each example's gradient."""
 
+from typing import Any
+
 from .base import Signal as Signal
+from .base import View as View
 from .batch_gradient import BatchGradient as BatchGradient
+from .exact import Exact as Exact
+from .group_gradient import GroupGradient as GroupGradient
+from .last_layer import LastLayer as LastLayer
+from .layers import layers_from
+from .projection import Projection as Projection
+from .rows import Rows as Rows
+
+SIGNALS: dict[str, type[Signal]] = {
+    "exact": Exact,
+    "projection": Projection,
+    "last-layer": LastLayer,
+    "batch": GroupGradient,
+}
+
+
+def signal_of(name: str, group: int) -> Signal:
+    """The signal that an order's options name."""
+    return GroupGradient(group) if name == "batch" else SIGNALS[name]()
+
+
+def restored(state: Any) -> View:
+    """The view that `View.state` described."""
+    return Rows(state["rows"], state["sizes"]) if "rows" in state else layers_from(state)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import Signal
+from ..method import Method
 
 
 @dataclass
-class BatchGradient(Signal):
-    """One row: the mean gradient of the batch, as backward left it. Costs nothing; the batch is the unit that is seen."""
+class BatchGradient(Method):
+    """One row: the mean gradient of the batch, as backward left it. Costs nothing; what batch rules see."""
 
     def start(self) -> None: ...
 

@@ -9,10 +9,15 @@ from .defacto import DeFacto as DeFacto
 from .detag import DeTAG as DeTAG
 from .dsgdm_n import DSGDmN as DSGDmN
 from .dsgt import DSGT as DSGT
+from .eamsgd import EAMSGD as EAMSGD
+from .easgd import EASGD as EASGD
 from .edm import EDM as EDM
 from .k_gt import KGT as KGT
+from .lgrawa import LGRAWA as LGRAWA
+from .lsgd import LSGD as LSGD
 from .matcha import MATCHA as MATCHA
 from .mg_dsgd import MGDSGD as MGDSGD
+from .mgrawa import MGRAWA as MGRAWA
 from .none import NoSync as NoSync
 from .periodic_average import PeriodicAverage as PeriodicAverage
 from .qg_dsgdm import QGDSGDm as QGDSGDm

@@ -10,11 +10,11 @@ import torch
 from ..comm.base import Pending
 from ..errors import UserError
 from ..method import option
-from ..topology.analysis import Key
+from ..topology.analysis import WINDOW, Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
-from .mixing import agree, gossip_cost, mixing_gap
+from .mixing import agree, gossip_cost
 
 
 @dataclass
@@ -55,7 +55,7 @@ class ADPSGD(Sync):
 
     def after_step(self, x: torch.Tensor) -> None:
         clock, comm = self.context.clock, self.context.comm
-        self.finish()
+        self._land()
         if self._arrived is not None:
             x.add_(self._arrived.sub_(self.snapshot), alpha=0.5)
         self.snapshot.copy_(x)
@@ -65,6 +65,9 @@ class ADPSGD(Sync):
         self._pending = comm.exchange(dict.fromkeys(partner, self.snapshot), dict.fromkeys(partner, self._inbox))
 
     def finish(self) -> None:
+        self._land()
+
+    def _land(self) -> None:
         """Wait for the snapshot that is under way."""
         if self._pending is not None:
             self._pending.wait()
@@ -74,18 +77,20 @@ class ADPSGD(Sync):
     def arrived(self) -> torch.Tensor | None:
         """The partner's snapshot, None without a partner. A checkpoint waits for it: losing one moves the mean."""
         with self.context.comm.uncounted():
-            self.finish()
+            self._land()
         return self._arrived
 
     @arrived.setter
     def arrived(self, value: torch.Tensor | None) -> None:
         with self.context.comm.uncounted():
-            self.finish()
+            self._land()
         self._arrived = value
 
     @property
     def spectral_gap(self) -> float:
-        return mixing_gap(self.pairs)
+        """1 - ||E[W^T W] - 11^T/n||^(1/2) over the first rounds; W^T W = W for pairs. What a draw does on average."""
+        mean = sum(self.pairs.matrix(round) for round in range(WINDOW)) / WINDOW
+        return 1.0 - float(np.linalg.norm(mean - 1.0 / self.pairs.size, 2)) ** 0.5
 
     def centre(self) -> torch.Tensor | None:
         return None

@@ -40,12 +40,14 @@ class AllReduce(Sync):
         if _exact(g.dtype):
             message = flat.gradient_with_tail
             message[-1] = weight
-            comm.weighted_mean(message)
+            total = comm.weighted_mean(message)
         else:
             total = comm.sum(torch.tensor([weight])).item()
             comm.sum(g)
             if total:
                 g.div_(total)
+        if not total:
+            clock.hold = True  # all batches were skipped: no momentum and no weight decay either
 
     def after_step(self, x: torch.Tensor) -> None: ...
 

@@ -21,6 +21,7 @@ from ..method import Method
 class Sync(Method):
     uses_gradient: ClassVar[bool] = False  # does before_step want the flat gradient?
     every_step: ClassVar[bool] = False  # does it communicate at every step, whatever the period?
+    foresees: ClassVar[bool] = False  # must it know before the step whether a round follows?
     idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step all the same?
 
     @abstractmethod
@@ -30,6 +31,9 @@ class Sync(Method):
     @abstractmethod
     def after_step(self, x: torch.Tensor) -> None:
         """Called after the optimizer when a round is due."""
+
+    def finish(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
+        """Called once after the last step: end what is still under way."""
 
     @abstractmethod
     def centre(self) -> torch.Tensor | None:

@@ -39,6 +39,7 @@ class DPSGD(Sync):
             raise UserError("overlap needs models that are known before the gradient: pass combine='before' with it")
         # A model that is under way when the gradient is computed is the one of the step before.
         self.every_step = self.overlap  # type: ignore[misc]
+        self.foresees = self.combine == "before"  # type: ignore[misc]
 
     def start(self) -> None:
         agree(self.context, self.topology, "D-PSGD")

@@ -34,6 +34,7 @@ class DeFacto(Sync):
     """
 
     uses_gradient: ClassVar[bool] = True
+    foresees: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("gathered", "gathered_steps")
     HEALTH: ClassVar[tuple[str, ...]] = ("factor_rounds",)

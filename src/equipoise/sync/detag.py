@@ -28,7 +28,8 @@ class DeTAG(Sync):
     differ. y is one phase old: keep the step below 1 / L. The first phase only gathers gradients.
     Stores six vectors ([x~ | y~] and its value before, s, s before) and sends one message of 2 d to each neighbour per
     step. With `overlap` it travels while the gradient is computed. The update goes through the user's optimizer, and
-    momentum makes it DeTAGM. y vanishes at the optimum, so momentum, Adam and weight decay all stay exact.
+    momentum makes it DeTAGM. Near the optimum all workers give it the same y, so momentum, Adam and weight decay do
+    what they do on one worker.
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023.
     """
 

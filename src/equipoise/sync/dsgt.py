@@ -23,7 +23,7 @@ class DSGT(Sync):
     The mean of y is the mean of g at all times, so a constant step reaches the optimum of the mean however much the
     workers' data differ, on any graph that mixes. Stores two vectors (y and the gradient before); model and tracker lie
     side by side in memory and go to each neighbour as one message of 2 d per step. Any optimizer may take the step
-    with y as its gradient: y vanishes at the optimum, so momentum and Adam stay exact.
+    with y as its gradient: all workers come to the same y, so momentum and Adam do what they do on one worker.
     Reference: Zhang and You, Decentralized Stochastic Gradient Tracking for Non-convex Empirical Risk Minimization,
     2019.
     """

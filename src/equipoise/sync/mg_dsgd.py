@@ -29,6 +29,7 @@ class MGDSGD(Sync):
     """
 
     uses_gradient: ClassVar[bool] = True
+    foresees: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("gathered", "gathered_steps")
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap", "contraction")

@@ -19,6 +19,7 @@ from ..context import Context
 from ..errors import UserError
 from ..topology.base import Topology
 
+_BLOCK = 1 << 16  # elements mixed at once
 WIRES = {"": None, "bfloat16": torch.bfloat16}  # what the option `wire` of a method means
 
 
@@ -84,23 +85,31 @@ class Mixing:
     @torch.no_grad()
     def end(self, own: torch.Tensor, out: torch.Tensor, *, scale: float = 1.0, keep: float = 0.0) -> torch.Tensor:
         """out <- scale (W_ii own + sum_j W_ij what came from j) + keep out. `out` may be `own`."""
-        self._arrive()
+        assert self._pending is not None, "no round is under way"
+        messages = self._pending.arrive()
         self.context.clock.rounds += 1
         self.context.comm.ledger.record(*self._bill)
         keeps, sources, _ = self._wires
         narrow = self.wire is not None and self.wire != own.dtype
         own_weight = scale * (1.0 if narrow else keeps)
-        if out is own:
-            if own_weight + keep != 1.0:
-                out.mul_(own_weight + keep)
-        elif keep == 0.0:
-            torch.mul(own, own_weight, out=out)
-        else:
-            out.mul_(keep).add_(own, alpha=own_weight)
+        terms = [(messages[peer], scale * weight) for peer, weight in sources]
         if narrow:
-            out.add_(self._sent, alpha=scale * (keeps - 1.0))
-        for (_, weight), received in zip(sources, self._inbox, strict=False):
-            out.add_(received, alpha=scale * weight)
+            terms.insert(0, (self._sent, scale * (keeps - 1.0)))
+        # A cache-sized block at a time: every vector then crosses the memory bus once.
+        for start in range(0, len(out), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            target = out[block]
+            if out is own:
+                if own_weight + keep != 1.0:
+                    target.mul_(own_weight + keep)
+            elif keep == 0.0:
+                torch.mul(own[block], own_weight, out=target)
+            else:
+                target.mul_(keep).add_(own[block], alpha=own_weight)
+            for message, weight in terms:
+                target.add_(message[block], alpha=weight)
+        self._pending.release()
+        self._pending = None
         return out
 
     def mix(self, vector: torch.Tensor, *, round: int | None = None) -> torch.Tensor:
@@ -111,12 +120,9 @@ class Mixing:
     def drop(self) -> None:
         """Forget a round that is under way, as if it had not begun; all workers do it together."""
         if self._pending is not None:
-            self._arrive()
-
-    def _arrive(self) -> None:
-        assert self._pending is not None, "no round is under way"
-        self._pending.wait()
-        self._pending = None
+            self._pending.arrive()
+            self._pending.release()
+            self._pending = None
 
     def _copied(self, message: torch.Tensor) -> torch.Tensor:
         dtype = self.wire or message.dtype

@@ -23,9 +23,10 @@ class RelaySGD(Sync):
         x_i <- (x_i + sum_j m_ji) / n
 
     Every model enters every average with weight 1 / n, so a constant step reaches the optimum of the mean however much
-    the workers' data differ (with a round at every step; local steps bring a bias proportional to the step). The delay
-    asks for a smaller step the deeper the tree. It is the breadth-first tree from the centre of the topology's
-    graph; a path or a star is its own. The weights of the topology are not used.
+    the workers' data differ (with a round at every step; local steps bring a bias proportional to the step). What is
+    late slows it down: it travels as if with the step a / (1 + delay), so use a larger a on deep trees; `delay` is the
+    number of rounds by which models are late on average, 1.75 on a path of 8. The tree is the breadth-first one from
+    the centre of the topology's graph; a path or a star is its own. The weights of the topology are not used.
     A neighbour that has not spoken yet stands for as many copies of the common start as there are workers behind
     it: what the paper's counts and x^0 come to, without sending counts. Stores the last message of each neighbour,
     sends one vector to each neighbour in the tree per round. Any update that is linear in the gradients keeps it
@@ -70,7 +71,7 @@ class RelaySGD(Sync):
 @dataclass(frozen=True)
 class Tree:
     links: tuple[dict[int, int], ...]  # of each worker: neighbour -> number of workers reached through it
-    delay: int  # the largest number of rounds between two workers
+    delay: float  # rounds by which a model is late, averaged over all pairs of workers
 
 
 @lru_cache(maxsize=64)
@@ -82,14 +83,13 @@ def spanning_tree(key: Key) -> Tree:
     searches = [_breadth_first(peers, root) for root in range(graph.size)]
     order, parent, _ = min(searches, key=lambda search: max(search[2]))
     links: list[dict[int, int]] = [{} for _ in peers]
-    below, height, delay = [1] * graph.size, [0] * graph.size, 0
+    below, late = [1] * graph.size, -graph.size * (graph.size - 1)  # a neighbour's model is not late
     for rank in reversed(order[1:]):
-        above = parent[rank]
-        links[rank][above], links[above][rank] = graph.size - below[rank], below[rank]
-        below[above] += below[rank]
-        delay = max(delay, height[above] + height[rank] + 1)
-        height[above] = max(height[above], height[rank] + 1)
-    return Tree(tuple(dict(sorted(each.items())) for each in links), delay)
+        here, there = below[rank], graph.size - below[rank]
+        links[rank][parent[rank]], links[parent[rank]][rank] = there, here
+        below[parent[rank]] += here
+        late += 2 * here * there  # so many pairs of workers have this link between them
+    return Tree(tuple(dict(sorted(each.items())) for each in links), late / graph.size**2)
 
 
 def _breadth_first(peers: list[list[int]], root: int) -> tuple[list[int], list[int], list[int]]:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..method import option
+from .base import Batch
+
+
+@dataclass
+class Proportional(Batch):
+    """Sizes in proportion to the workers' blocks, `mean` on average:
+
+        b_j = mean N n_j / n   (rounded, at least 1)
+
+    so all workers take the same number of steps per epoch, and, where blocks are in proportion to speeds, all steps
+    take the same time. Follows blocks that are dealt out anew. With equal blocks it is `fixed`.
+    """
+
+    mean: int = option(32, help="examples per step and worker, on average", least=1)
+
+    def start(self) -> None:
+        from ..speeds import batch_sizes
+
+        shares = self.context.shares or self.context.comm.gather_objects(self.context.share)
+        self._sizes = batch_sizes(shares, self.mean)
+
+    def sizes(self) -> list[int]:
+        return self._sizes
+
+    def observe(self, vectors: torch.Tensor) -> None: ...

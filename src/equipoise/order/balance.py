@@ -1,0 +1,137 @@
+"""Signs for the terms of one batch, in sequence and exactly, without making a single gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..signal.base import View
+
+Decide = Callable[[float, float], int]  # from <S, v> and ||v||^2 to +1 or -1
+
+
+@dataclass
+class Decided:
+    """The signs of the terms `v`, their squared norms, and a mean of `<v_i, v_j>^2` over pairs of different terms."""
+
+    signs: np.ndarray
+    squares: np.ndarray
+    cross: float
+
+
+NOTHING = Decided(np.zeros(0), np.zeros(0), float("nan"))
+
+
+def alone(
+    total: torch.Tensor | None,
+    view: View | None,
+    terms: np.ndarray,
+    decide: Decide,
+    centre: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, Decided]:
+    """Signs against this worker's own running sum, which is made when the first vectors are seen."""
+    if view is None or not len(terms):
+        return total, NOTHING
+    if total is None:
+        total = view.zeros()
+    return total, balance(total, view, terms, decide, centre)
+
+
+def in_sequence(products: np.ndarray, gram: np.ndarray, decide: Decide) -> Decided:
+    """`<S + s_1 v_1 + ... + s_(k-1) v_(k-1), v_k>` is a sum of numbers that are known: a loop over scalars."""
+    signs = np.zeros(len(products))
+    for k in range(len(products)):
+        signs[k] = decide(float(products[k] + gram[k, :k] @ signs[:k]), float(gram[k, k]))
+    return Decided(signs, gram.diagonal().copy(), _cross(gram))
+
+
+def _cross(gram: np.ndarray) -> float:
+    count = len(gram)
+    if count < 2:
+        return float("nan")
+    return float(((gram**2).sum() - (gram.diagonal() ** 2).sum()) / (count * (count - 1)))
+
+
+@torch.no_grad()
+def balance(
+    total: torch.Tensor, view: View, terms: np.ndarray, decide: Decide, centre: torch.Tensor | None = None
+) -> Decided:
+    """Decide the sign of `v_k = sum_i terms_ki g_i - centre` for k = 0, 1, ... and add `s_k v_k` to `total`.
+
+        <S_k, v_k> = <S, v_k> + sum_{j<k} s_j <v_j, v_k>
+    """
+    products, gram = projected(total, view, terms, centre)
+    if view.regions():
+        return _streamed(total, view, terms, decide, centre, products, gram)
+    decided = in_sequence(products, gram, decide)
+    view.add_to(total, _tensor(decided.signs @ terms, total))
+    if centre is not None:
+        total.add_(centre, alpha=-float(decided.signs.sum()))
+    return decided
+
+
+def projected(
+    total: torch.Tensor, view: View, terms: np.ndarray, centre: torch.Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`<S, v_k>` and `<v_j, v_k>`, less the regions of the view."""
+    products = terms @ _array(view.products(total))
+    gram = terms @ _array(view.gram()) @ terms.T
+    if centre is not None:
+        inside = _outside(centre, view.regions())
+        with_centre = terms @ _array(view.products(centre))
+        products = products - float(_outside(total, view.regions()) @ inside)
+        gram = gram - with_centre[:, None] - with_centre[None] + float(inside @ inside)
+    return products, gram
+
+
+def _streamed(
+    total: torch.Tensor,
+    view: View,
+    terms: np.ndarray,
+    decide: Decide,
+    centre: torch.Tensor | None,
+    products: np.ndarray,
+    gram: np.ndarray,
+) -> Decided:
+    """Inside the regions one term at a time is made, compared with the running sum and added to it."""
+    regions, made = view.regions(), torch.empty_like(total)
+    signs, squares = np.zeros(len(terms)), gram.diagonal().copy()
+    for k, row in enumerate(terms):
+        for region in regions:
+            made[region] = 0.0 if centre is None else -centre[region]
+        view.add_regions_to(made, _tensor(row, total))
+        product = float(products[k] + gram[k, :k] @ signs[:k])
+        for region in regions:
+            product += float(total[region] @ made[region])
+            squares[k] += float(made[region] @ made[region])
+        signs[k] = decide(product, float(squares[k]))
+        for region in regions:
+            total[region].add_(made[region], alpha=signs[k])
+    view.add_to(total, _tensor(signs @ terms, total))
+    if centre is not None:
+        outside = total.clone()
+        total.add_(centre, alpha=-float(signs.sum()))
+        for region in regions:
+            total[region] = outside[region]
+    return Decided(signs, squares, float("nan"))
+
+
+def _outside(vector: torch.Tensor, regions: list[slice]) -> torch.Tensor:
+    """The vector with the regions as zeros."""
+    if not regions:
+        return vector
+    kept = vector.clone()
+    for region in regions:
+        kept[region] = 0
+    return kept
+
+
+def _tensor(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=like.dtype, device=like.device)
+
+
+def _array(values: torch.Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy().astype(np.float64)

@@ -1,0 +1,153 @@
+"""What GraB, PairBalance and CD-GraB share: terms from a stream of examples, signs, and the next order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..context import Context
+from ..signal import restored
+from ..signal.base import View
+from .balance import Decided
+from .centre import Centre
+from .measure import Measure
+from .signs import SIGNS
+from .units import Units
+
+# From S, what was seen, the weights of the terms and a sign rule (and perhaps a centre) to S and the signs.
+Signer = Callable[..., tuple[torch.Tensor | None, Decided]]
+
+PAIR = (1.0, -1.0)
+SINGLE = (1.0,)
+
+
+class Balancer:
+    """Turns what is seen of examples into the order of the next epoch.
+
+    A *term* is what gets one sign: the difference of two units (`PAIR`) or one unit (`SINGLE`), units being examples or the
+    means of groups. A term that a batch begins and the next one ends is carried over as the factors of its examples.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        signature: tuple[float, ...],
+        group: int,
+        sign: str,
+        signer: Signer,
+        centre: Centre | None = None,
+        ending: Callable[[], None] | None = None,
+    ):
+        self.context, self.signature, self.rule, self.signer = context, signature, SIGNS[sign], signer
+        self.units = Units(context.examples, group, context.rng(1, 0))
+        self.number = 0  # of the epoch
+        self.total: torch.Tensor | None = None  # S
+        self.memory: dict[str, float] = {}
+        self.centre, self.ending = centre, ending
+        self.measure = Measure(context, together=ending is not None)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is begun."""
+        self.carried: View | None = None
+        self.weights: list[float] = []  # of the carried vectors in the open term
+        self.open: list[int] = []  # units of the open term
+        self.filled = 0  # examples of its last unit that have been seen; 0: all of them
+
+    def epoch(self, number: int) -> np.ndarray:
+        if number != self.number:
+            if self.ending is not None:
+                self.ending()
+            self.units.turn()
+            self.measure.turn()
+            if self.centre is not None:
+                self.centre.turn()
+            self._forget()
+            self.memory = {"epochs": float(number + 1)}
+            if self.total is not None:
+                self.total.zero_()
+            self.number = number
+        return self.units.positions()
+
+    def observe(self, positions: np.ndarray, view: View | None) -> None:
+        """Sign the terms that this batch completes and place their units."""
+        mean: dict[str, torch.Tensor] = {}
+        if view is not None and len(positions):
+            assert sum(view.sizes) == len(positions)
+            self.measure.saw(view)
+            if self.centre is not None:
+                mean["centre"] = self.centre.saw(view)
+            if self.carried is not None:
+                view = self.carried.join(view)
+        else:
+            view = self.carried
+            positions = positions[:0]
+        terms, units = self._terms(positions, view)
+        rows = np.zeros((len(terms), view.items if view is not None else 0))
+        for row, term in zip(rows, terms, strict=True):
+            row[list(term)] = list(term.values())
+        self.total, decided = self.signer(self.total, view, rows, self.decide, **mean)
+        for sign, members in zip(decided.signs, units, strict=True):
+            for unit, side in zip(members, self.signature, strict=True):
+                self.units.place(unit, sign * side)
+        self.measure.decided(decided, len(self.signature))
+
+    def decide(self, product: float, square: float) -> int:
+        def draw() -> float:
+            self.memory["draws"] = self.memory.get("draws", 0.0) + 1
+            seed = [self.context.seed, 7, self.number, int(self.memory["draws"])]
+            return float(np.random.default_rng(seed).random())
+
+        return self.rule(product, square, self.memory, draw)
+
+    def _terms(self, positions: np.ndarray, view: View | None) -> tuple[list[dict[int, float]], list[list[int]]]:
+        """Weights of the vectors in each completed term, and its units. What stays open is carried over."""
+        done: list[dict[int, float]] = []
+        units: list[list[int]] = []
+        term = dict(enumerate(self.weights))
+        first = len(term)
+        items = [] if view is None else [i for i, n in enumerate(view.sizes[first:], first) for _ in range(n)]
+        for item, unit in zip(items, self.units.of[positions].tolist(), strict=False):
+            if self.filled and unit != self.open[-1]:
+                term, self.open, self.filled = {}, [], 0  # its rest was skipped: it will never be complete
+            if not self.filled:
+                self.open.append(unit)
+            size = len(self.units.members[unit])
+            term[item] = term.get(item, 0.0) + self.signature[len(self.open) - 1] / size
+            self.filled = (self.filled + 1) % size
+            if not self.filled and len(self.open) == len(self.signature):
+                done.append(term)
+                units.append(self.open)
+                term, self.open = {}, []
+        self.weights = list(term.values())
+        self.carried = view.take(list(term)) if view is not None and term else None
+        return done, units
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "total": None if self.total is None else self.total.clone(),
+            "memory": dict(self.memory),
+            "carried": None if self.carried is None else self.carried.state(),
+            "weights": list(self.weights),
+            "open": list(self.open),
+            "filled": self.filled,
+            "sequence": list(self.units.sequence),
+            "front": list(self.units.front),
+            "back": list(self.units.back),
+            "measure": self.measure.state(),
+            "centre": None if self.centre is None else self.centre.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.number, self.total, self.memory = state["number"], state["total"], dict(state["memory"])
+        self.carried = None if state["carried"] is None else restored(state["carried"])
+        self.weights, self.open, self.filled = list(state["weights"]), list(state["open"]), state["filled"]
+        self.units.sequence = list(state["sequence"])
+        self.units.front, self.units.back = list(state["front"]), list(state["back"])
+        self.measure.load(state["measure"])
+        if self.centre is not None:
+            self.centre.load(state["centre"])

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import option
+from .balance import alone
+from .balanced import Balanced
+from .balancer import PAIR, SINGLE, Balancer
+from .centre import Centre
+
+
+@dataclass
+class IDGraB(Balanced):
+    """Every worker balances its own block and nobody coordinates: the baseline of CD-GraB.
+
+        balance = pair: PairBalance on each worker;  balance = mean: GraB on each worker
+
+    No traffic. Each worker's prefix is small but their sum is not: its floor grows like the square root of the number of workers,
+    up to a random order's.
+
+    Reference: Cooper et al., NeurIPS 2023 (ID-GraB).
+    """
+
+    balance: str = option("pair", help="what each worker balances", choices=("pair", "mean"))
+
+    def make(self) -> Balancer:
+        if self.balance == "pair":
+            return Balancer(self.context, PAIR, self.group, self.sign, alone)
+        return Balancer(self.context, SINGLE, self.group, self.sign, alone, Centre(None))

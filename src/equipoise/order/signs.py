@@ -1,0 +1,54 @@
+"""Sign rules: given `<S, v>` and `||v||^2`, is `v` added to the running sum S or taken from it?
+
+`memory` is a dict of plain numbers that the rule keeps through an epoch (and a checkpoint); `draw` gives uniform numbers in
+[0, 1) that are the same on every worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+Draw = Callable[[], float]
+SignRule = Callable[[float, float, dict[str, float], Draw], int]
+
+
+def greedy(product: float, square: float, memory: dict[str, float], draw: Draw) -> int:
+    """The sign that makes `||S + s v||` smaller; + on a tie. What every published experiment uses."""
+    return 1 if product <= 0 else -1
+
+
+def halving(product: float, square: float, memory: dict[str, float], draw: Draw) -> int:
+    """Kernel halving: + if `<S, v> <= a U`, U uniform on [-1, 1], with an adaptive width a.
+
+    Its guarantee depends on the approximate rank of the differences, not on their dimension.
+    Reference: Carrell, Gong, Shetty, Dwivedi, Mackey, Low-Rank Thinning, ICML 2025 (failure probability 1/2).
+    """
+    if square == 0:
+        return 1
+    memory["count"] = memory.get("count", 0.0) + 1
+    spread = memory.get("spread", 0.0)
+    penalty = math.log(8 * (1 + math.log(memory.get("epochs", 1.0) + 1)) * memory["count"])
+    ratio = spread * penalty / square
+    if ratio <= 1:
+        width, spread = square, 2 * square
+    else:
+        root = math.sqrt(ratio)
+        width, spread = square * root, spread + 2 * square * max(0.0, penalty + 0.5 - root) / penalty
+    memory["spread"] = spread
+    return 1 if product <= width * (2 * draw() - 1) else -1
+
+
+def walk(product: float, square: float, memory: dict[str, float], draw: Draw) -> int:
+    """Self-balancing walk: + with probability `1/2 - <S, v> / (2 c)`, c = 30 times the longest `||v||^2` so far.
+
+    The rule of the proofs. Its constant is far too cautious in practice: a random order is not much worse.
+    Reference: Alweiss, Liu, Sawhney, Discrepancy minimization via a self-balancing walk, 2020.
+    """
+    longest = memory["longest"] = max(memory.get("longest", 0.0), square)
+    if longest == 0:
+        return 1
+    return 1 if draw() < 0.5 - product / (60 * longest) else -1
+
+
+SIGNS: dict[str, SignRule] = {"greedy": greedy, "halving": halving, "walk": walk}

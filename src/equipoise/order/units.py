@@ -1,0 +1,44 @@
+"""From signs to the next order: what is added goes to the front, what is taken away to the back, in reverse."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def reorder(front: list[int], back: list[int], rest: list[int]) -> list[int]:
+    """The next order. What no sign was found for (a skipped batch, an odd one out) goes to the middle, where it hurts least."""
+    return [*front, *rest, *reversed(back)]
+
+
+class Units:
+    """The things that are ordered: examples, or groups of `group` examples that stay together for the whole run.
+
+    A last group that is smaller stays at the end, so that groups and batches stay aligned.
+    """
+
+    def __init__(self, examples: int, group: int, generator: np.random.Generator):
+        self.examples, self.group = examples, group
+        dealt = generator.permutation(examples)
+        self.members = [dealt[start : start + group] for start in range(0, examples, group)]
+        self.of = np.empty(examples, dtype=np.int64)
+        self.of[dealt] = np.arange(examples) // group
+        self.sequence = list(range(len(self.members)))
+        self.front: list[int] = []
+        self.back: list[int] = []
+
+    def positions(self) -> np.ndarray:
+        if not self.members:
+            return np.empty(0, dtype=np.int64)
+        return np.concatenate([self.members[unit] for unit in self.sequence])
+
+    def place(self, unit: int, sign: float) -> None:
+        (self.front if sign > 0 else self.back).append(unit)
+
+    def turn(self) -> None:
+        """Begin the next epoch."""
+        placed = {*self.front, *self.back}
+        rest = [unit for unit in self.sequence if unit not in placed]
+        short = [] if self.examples % self.group == 0 else [len(self.members) - 1]
+        order = reorder(self.front, self.back, rest)
+        self.sequence = [unit for unit in order if unit not in short] + short
+        self.front, self.back = [], []

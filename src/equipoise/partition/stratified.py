@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..method import option
+from .base import Partition, View
+from .blocks import Plan, blocks_of, logged, remarks, stratified
+from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
+
+
+@dataclass
+class Stratified(Partition):
+    """At random within every class: C_lj = |V_l| r_j / sum(r) examples of class l for worker j, rounded down or up.
+
+    Sizes follow the speeds and classes are exactly balanced; features are left to chance. The baseline of every
+    comparison of partitions: what a method gains must be gained over this one.
+    """
+
+    speeds: list[float] | str | None = option(None, help=SPEEDS, least=0)
+    bins: int = option(10, help="groups of real-valued targets", least=1)
+    remeasure: int = option(0, help="epochs between new measurements of speeds; 0: only at the start", least=0)
+
+    def check(self) -> None:
+        check_speeds_option(self.speeds)
+
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        from .strata import strata
+
+        speeds = checked_speeds(known_speeds(self.speeds), workers)
+        groups, notes = strata(view, self.bins, workers)
+        owner, counts = stratified(groups, speeds, rng)
+        values = np.full(counts.shape, np.nan)
+        return logged(Plan(blocks_of(owner, workers), groups, counts, values, notes + remarks(counts, speeds)))

@@ -1,0 +1,88 @@
+"""A partition put to the test on some data: the blocks, the time they took, the report, the file."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from .audit import audit
+from .base import Partition, View
+from .from_file import write_blocks
+from .strata import strata
+
+
+@dataclass
+class Study:
+    name: str
+    blocks: list[np.ndarray]
+    report: dict[str, Any]
+    method: dict[str, Any]
+    seconds: float
+
+    def write(self, path: str | Path) -> None:
+        """A partition file for `from-file`, with everything that is known of it."""
+        try:
+            write_blocks(path, self.blocks, speeds=self.report["speeds"], method=self.method, report=self.report)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}; choose another file") from None
+
+
+def study(
+    partition: Partition,
+    view: View,
+    workers: int,
+    *,
+    speeds: list[float] | None = None,
+    features: Any = None,
+    seed: int = 0,
+    splits: int = 20,
+    name: str = "",
+) -> Study:
+    """Divide `view` and report. `speeds` are what sizes are held against where the partition has none of its own."""
+    from ..features import feature_array
+    from ..registry import name_of
+
+    started = time.perf_counter()
+    plan = getattr(partition, "plan", None)
+    notes: list[str] = []
+    values = None
+    if plan is not None:
+        found = plan(view, workers, np.random.default_rng([seed, 71]))
+        blocks, notes, values = found.blocks, found.notes, found.values
+    else:
+        blocks = partition.blocks(view, workers, seed)
+    seconds = time.perf_counter() - started
+    groups, kinds = strata(view, getattr(partition, "bins", 10), workers)
+    own = getattr(partition, "speeds", None)
+    chosen = features if features is not None else getattr(partition, "features", "inputs")
+    report = audit(
+        feature_array(view, chosen),
+        groups,
+        blocks,
+        own if isinstance(own, list) else speeds,
+        values=values,
+        notes=notes or kinds,
+        splits=splits,
+        seed=seed,
+    )
+    title = name_of(partition)
+    return Study(name or title, blocks, report, {"name": title} | _plain(partition.options()), seconds)
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON has them; arrays and functions by their names."""
+    return {key: value if _is_json(value) else repr(value) for key, value in options.items() if value is not None}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..clock import Clock
+from ..method import option
+from .base import Period
+
+
+@dataclass
+class TotalSteps(Period):
+    """A round when all N workers together have taken N H steps since the last one: fast workers take more of them.
+
+        after a step:  c <- c + 1, the counter that all share;   a round is due if c > N (H - 1)
+
+    A worker counts when it has finished a step, which asks for the next one; the first step of a round needs no asking.
+    So exactly N H steps are taken between two rounds, H by each worker where all are equally fast, and nobody waits
+    longer than for the step that another one is in. Workers count their own epochs; the run ends, is evaluated and
+    saved at rounds only, where lengths are totals: `steps` times N, `epochs` and `samples` of all workers.
+    On virtual workers simulated time decides who comes first, so a run can be repeated and resumed to the bit. On
+    processes real time does: the counter is in the store of the process group, one request a step, and two
+    runs share their sums but not their bits.
+    Reference: Teng et al., Leader Stochastic Gradient Descent, NeurIPS 2019; Dimlioglu and Choromanska, GRAWA,
+    AISTATS 2024.
+    """
+
+    lockstep: ClassVar[bool] = False
+    exact: ClassVar[bool] = False  # real time decides which worker takes how many steps
+
+    steps: int = option(8, help="optimizer steps between rounds, per worker on average (H)", least=1)
+
+    def start(self) -> None:
+        comm = self.context.comm
+        self.met = 0  # rounds since this process began; all have met when a checkpoint is taken, so none needs it
+        self.base = comm.counter("total-steps", 0)
+        comm.gather_objects(None)  # nobody counts before everybody has read
+
+    def due(self, clock: Clock) -> bool:
+        size = self.context.size
+        counted = self.context.comm.counter("total-steps", 1) - self.base - self.met * size * self.steps
+        if counted <= size * (self.steps - 1):
+            return False
+        self.met += 1
+        return True

@@ -1,0 +1,120 @@
+"""Pictures of partitions: classes per worker, features per worker, several partitions side by side."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from .figures import BLUE, INK, ORANGE, available
+
+_POINTS = 2000  # in a scatter plot
+
+
+def class_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
+    """A stacked bar per worker: how many examples of each class; one panel per partition."""
+    figure = _figure(4.6 * min(2, len(reports)), 2.7 * -(-len(reports) // 2))
+    if figure is None:
+        return None
+    columns = min(2, len(reports))
+    panels = figure.subplots(-(-len(reports) // columns), columns, squeeze=False, sharey=True).reshape(-1)
+    for axes, (name, report) in zip(panels, reports.items(), strict=False):
+        counts = _grouped(np.asarray(report["counts"]))
+        bottom = np.zeros(counts.shape[1])
+        for label, row in enumerate(counts):
+            axes.bar(range(len(row)), row, bottom=bottom, color=_colour(label), width=0.8)
+            bottom += row
+        axes.plot(range(len(bottom)), report["wanted"], "_", color=INK, markersize=14, markeredgewidth=1.5)
+        axes.set(title=name, xlabel="worker", ylabel="examples by class")
+        axes.set_xticks(range(len(bottom)))
+    for axes in panels[len(reports) :]:
+        axes.set_visible(False)
+    return _png(figure, panels[: len(reports)])
+
+
+def scatter(features: np.ndarray, groups: np.ndarray, blocks: list[np.ndarray]) -> bytes | None:
+    """The first two principal directions: all examples in grey, each worker's in the colours of their classes."""
+    shown = min(8, len(blocks))
+    columns = min(4, shown)
+    figure = _figure(2.4 * columns, 2.4 * -(-shown // columns))
+    if figure is None:
+        return None
+    places = principal(features)
+    panels = figure.subplots(-(-shown // columns), columns, squeeze=False, sharex=True, sharey=True).reshape(-1)
+    every = _spread(np.arange(len(places)))
+    for worker, axes in enumerate(panels):
+        if worker >= shown:
+            axes.set_visible(False)
+            continue
+        own = _spread(blocks[worker])
+        axes.scatter(*places[every].T, s=3, color="#d0d0d4", linewidths=0, rasterized=True)
+        axes.scatter(*places[own].T, s=5, c=[_colour(g) for g in groups[own]], linewidths=0, rasterized=True)
+        axes.set(title=f"worker {worker}: {len(blocks[worker]):,}", xticks=[], yticks=[])
+    return _png(figure, panels[:shown])
+
+
+def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
+    """Squared MMD of every worker's block relative to a random one (1), on average and the worst."""
+    figure = _figure(7.0, 0.5 + 0.45 * len(reports))
+    if figure is None:
+        return None
+    axes = figure.subplots()
+    for place, report in enumerate(reports.values()):
+        ratios = [b / r for b, r in zip(report["mmd2"]["block"], report["mmd2"]["random"], strict=True) if b and r]
+        if ratios:
+            axes.barh(place, sum(ratios) / len(ratios), color=BLUE, height=0.6)
+            axes.plot(ratios, [place] * len(ratios), "o", color=ORANGE, markersize=4)
+    axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(reports)), list(reports))
+    axes.invert_yaxis()
+    axes.set_xlabel("squared MMD relative to a stratified-random block (bar: mean, dots: workers)")
+    return _png(figure, [axes])
+
+
+def principal(features: np.ndarray) -> np.ndarray:
+    """Coordinates along the two directions of largest variance, found on a sample."""
+    x = features.astype(np.float64)
+    sample = x[_spread(np.arange(len(x)))]
+    centre = sample.mean(0)
+    directions = np.linalg.svd(sample - centre, full_matrices=False)[2][:2]
+    places = (x - centre) @ directions.T
+    return places if places.shape[1] == 2 else np.column_stack([places, np.zeros(len(places))])
+
+
+def _spread(indices: np.ndarray) -> np.ndarray:
+    if len(indices) <= _POINTS:
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, _POINTS).astype(np.int64)]
+
+
+def _grouped(counts: np.ndarray, most: int = 20) -> np.ndarray:
+    """More colours than these nobody can tell apart: the rest of the classes are one."""
+    return counts if len(counts) <= most else np.vstack([counts[: most - 1], counts[most - 1 :].sum(0)])
+
+
+def _colour(label: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab20"](int(label) % 20)
+
+
+def _figure(width: float, height: float) -> Any:
+    if not available():
+        return None
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure: Any, panels: Any) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.title.set_fontsize(9)
+        axes.tick_params(colors=INK, labelsize=8)
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()

@@ -1,0 +1,121 @@
+"""One static page about a partition, or about several side by side."""
+
+from __future__ import annotations
+
+import base64
+import html
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..partition.audit import summary
+from ..partition.study import Study
+from .page import _STYLE, _table
+from .partition_figures import class_bars, distance_bars, scatter
+
+WORDS = {
+    "size_error": "largest error of a size",
+    "class_error": "largest error of a class count",
+    "class_distance": "farthest from the classes of the whole",
+    "mmd2_ratio": "squared MMD / random",
+    "mmd2_ratio_largest": "the same, largest block",
+    "means_ratio": "distance of means / random",
+    "means_ratio_largest": "the same, largest block",
+    "epoch_gain": "epoch time saved, times",
+}
+
+
+def write_partition_page(path: Path, studies: list[Study], features: np.ndarray, groups: np.ndarray) -> None:
+    """A page with everything for one study; a table and pictures to compare by for several."""
+    parts = _single(studies[0], features, groups) if len(studies) == 1 else _several(studies)
+    title = html.escape(f"{', '.join(s.name for s in studies)} - Equipoise")
+    text = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{_STYLE}</style></head>\n'
+        f"<body>\n{chr(10).join(parts)}\n</body></html>\n"
+    )
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another file") from None
+
+
+def worker_rows(report: dict[str, Any]) -> list[list[str]]:
+    """A heading, then a row per worker: sizes, classes, distances from the whole beside those of random splits."""
+    head = ["worker", "speed", "examples", "wanted", "class error", "MMD^2 x 1000", "random", "means apart", "random"]
+    values = report.get("values")
+    rows = [head + (["value f"] if values else [])]
+    for j in range(report["workers"]):
+        row = [
+            str(j),
+            f"{report['speeds'][j]:g}",
+            f"{report['sizes'][j]:,}",
+            f"{report['wanted'][j]:,.1f}",
+            f"{report['class_deviation'][j]:.2f}",
+            _number(report["mmd2"]["block"][j], 1e3),
+            _number(report["mmd2"]["random"][j], 1e3),
+            _number(report["means"]["block"][j]),
+            _number(report["means"]["random"][j]),
+        ]
+        rows.append(row + ([_number(values[j])] if values else []))
+    return rows
+
+
+def compare_rows(studies: list[Study]) -> list[list[str]]:
+    """A heading, then a row per partition."""
+    names = [key for key in WORDS if any(summary(s.report)[key] is not None for s in studies)]
+    rows = [["partition", *(WORDS[name] for name in names), "seconds"]]
+    for one in studies:
+        numbers = summary(one.report)
+        rows.append([one.name, *(_number(numbers[name]) for name in names), f"{one.seconds:.2f}"])
+    return rows
+
+
+def facts(one: Study) -> list[tuple[str, str]]:
+    """What a partition is, in a few lines."""
+    report, numbers = one.report, summary(one.report)
+    found = [
+        ("method", ", ".join(f"{v}" if k == "name" else f"{k} {v}" for k, v in one.method.items())),
+        ("data", f"{report['examples']:,} examples in {report['classes']} classes"),
+        ("seconds", f"{one.seconds:.2f}"),
+    ]
+    for name in ("size_error", "class_error", "class_distance", "mmd2_ratio", "means_ratio"):
+        if numbers[name] is not None:
+            found.append((WORDS[name], _number(numbers[name])))
+    if report["epoch_gain"] is not None:
+        ideal = report["epoch_gain_ideal"]
+        found.append(("epoch time", f"{report['epoch_gain']:.2f} times shorter than with an even split (ideal {ideal:.2f})"))
+    return found + [("note", note) for note in report["notes"]]
+
+
+def _single(one: Study, features: np.ndarray, groups: np.ndarray) -> list[str]:
+    parts = [f"<h1>Partition: {html.escape(one.name)}</h1>", _table(facts(one), heads=True), "<h2>Workers</h2>"]
+    parts.append(_table(worker_rows(one.report), first=True))
+    parts.append(
+        f"<p>MMD and means: distance of a block's examples of a class from all of that class, averaged over classes; "
+        f"random: the mean of {one.report['splits']} stratified-random splits of the same sizes.</p>"
+    )
+    bars = class_bars({one.name: one.report})
+    parts += _image(bars, "Classes", "Examples per worker by class; dashes: the sizes wanted")
+    words = "First two principal directions: every example in grey, the worker's own by class"
+    return parts + _image(scatter(features, groups, one.blocks), "Features", words)
+
+
+def _several(studies: list[Study]) -> list[str]:
+    reports = {one.name: one.report for one in studies}
+    parts = ["<h1>Partitions side by side</h1>", _table(compare_rows(studies), first=True)]
+    parts += _image(distance_bars(reports), "Distance from the whole", "Squared MMD relative to stratified-random blocks")
+    return parts + _image(class_bars(reports), "Classes", "Examples per worker by class; dashes: the sizes wanted")
+
+
+def _image(picture: bytes | None, title: str, words: str) -> list[str]:
+    if picture is None:
+        return []
+    data = base64.b64encode(picture).decode()
+    return [f"<h2>{title}</h2>", f'<img alt="{words}" src="data:image/png;base64,{data}">', f"<p>{words}.</p>"]
+
+
+def _number(value: float | None, times: float = 1.0) -> str:
+    return "-" if value is None else f"{value * times:.4g}"

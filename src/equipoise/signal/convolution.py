@@ -1,0 +1,75 @@
+"""The factors of a convolution: patches of the input against gradients of the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .parts import Made, Outer, Part
+
+_AT_ONCE = 1 << 18  # numbers of patches unfolded at a time: what stays near a core
+
+
+@dataclass
+class Convolved(Part):
+    """Padded images `a` [B, C, H, W] and output gradients `b` [B, q, H', W']. Computes nothing itself: see `outer`, `made`."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, T, p, q of the linear map that is applied to every patch of a group's channels."""
+        p = self.a.shape[1] // self.groups * self.kernel[0] * self.kernel[1]
+        return len(self.a), self.b.shape[2] * self.b.shape[3], p, self.b.shape[1]
+
+    def _patches(self, a: torch.Tensor) -> torch.Tensor:
+        """[B, p * groups, T]"""
+        return F.unfold(a, self.kernel, dilation=self.dilation, stride=self.stride)
+
+    def outer(self) -> Outer:
+        assert self.groups == 1
+        return Outer(self.weight, self.bias, self._patches(self.a).transpose(1, 2), self.b.flatten(2).transpose(1, 2))
+
+    def made(self) -> Made:
+        count, t, p, q = self.shape
+        chunk = max(1, _AT_ONCE // (t * p * self.groups))
+        weights = []
+        for a, b in zip(self.a.split(chunk), self.b.split(chunk), strict=True):
+            patches = self._patches(a).view(len(a) * self.groups, p, t)
+            outputs = b.reshape(len(a) * self.groups, q // self.groups, t)
+            weights.append(torch.bmm(outputs, patches.transpose(1, 2)).view(len(a), -1))
+        pieces = [torch.cat(weights)] if self.weight is not None else []
+        if self.bias is not None:
+            pieces.append(self.b.sum((2, 3)))
+        return Made(self.weight, self.bias, torch.cat(pieces, 1))
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def gram(self, other: Convolved) -> torch.Tensor:
+        raise NotImplementedError
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+def convolved(
+    module: nn.Conv1d | nn.Conv2d, places: tuple[tuple[int, int] | None, ...], a: torch.Tensor, b: torch.Tensor
+) -> Convolved:
+    """Padding is applied to the images, so that all modes of it are one case; a line is an image of height 1."""
+    if any(module._reversed_padding_repeated_twice):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
+    kernel, stride, dilation = tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation)
+    if isinstance(module, nn.Conv1d):
+        a, b = a.unsqueeze(2), b.unsqueeze(2)
+        kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
+    return Convolved(*places, a, b, kernel, stride, dilation, module.groups)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from .base import SAMPLE, Signal
+from .layers import Layers
+from .parts import Part, Place
+from .rules import Places, Rule, rule_of
+from .watch import Call, calls_of, refuse_batch_norm
+
+_TOLERANCE = 0.05  # of the norm of a parameter's gradient; half precision and dropped paths differ by more than rounding
+
+
+@dataclass
+class Exact(Signal):
+    """Every example's gradient, through the factors of its layers (ghost products); no gradient is made.
+
+        <S, g_i> = sum over layers of sum_t b_it' S a_it
+
+    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included. The first pass compares the sum
+    over examples with what backward computed: a parameter for which they differ (a bare parameter, a layer without a rule, a
+    weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only sees less.
+
+    The first dimension of every layer's input must be the examples. The view holds until the next pass begins.
+
+    Reference: Wang et al., Data Shapley in One Training Run, ICLR 2025 (the products); Bu et al. 2022 (ghost norms).
+    """
+
+    def start(self) -> None:
+        self.model: nn.Module | None = None
+        self.passes: list[tuple[list[Part], int]] = []
+        self.before: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
+        if model is not self.model:
+            refuse_batch_norm(model)
+            self._lay_out(model)
+            earlier = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
+        if not self.passes:
+            self.before = self._sample()
+        with calls_of(self.layers) as calls:
+            yield
+        if model is not self.model:
+            self._leave_out_misfits(calls, earlier, examples)
+            self.model = model
+        self.passes.append((self._parts(calls, examples), examples))
+
+    def forget(self) -> None:
+        self.passes = []
+
+    @torch.no_grad()
+    def view(self) -> Layers:
+        examples = sum(count for _, count in self.passes)
+        # backward divided by the number of examples in the batch: undone here.
+        views = [
+            Layers(parts, self.one.new_full((count,), float(examples)), self.dimension) for parts, count in self.passes
+        ]
+        self.passes = []
+        view = views[0]
+        for later in views[1:]:
+            view = view.join(later)
+        view.sample = (self._sample() - self.before) * examples
+        return view
+
+    def _lay_out(self, model: nn.Module) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
+        self.place: dict[int, Place] = {}
+        self.dimension = 0
+        for p in self.parameters:
+            self.place[id(p)] = (self.dimension, self.dimension + p.numel())
+            self.dimension += p.numel()
+        self.rules: dict[nn.Module, Rule] = {}
+        for module in model.modules():
+            rule = rule_of(module)
+            if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
+                self.rules[module] = rule
+        self.layers = list(self.rules)
+        self.dtype = torch.float64 if self.parameters[0].dtype == torch.float64 else torch.float32
+        self.one = torch.ones((), dtype=self.dtype, device=self.parameters[0].device)
+        self.strides = [max(1, self.dimension // SAMPLE)] * len(self.parameters)
+
+    def _places(self, module: nn.Module) -> Places:
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        return self.place.get(id(weight)), self.place.get(id(bias))
+
+    def _parts(self, calls: list[Call], examples: int) -> list[Part]:
+        parts = []
+        for call in calls:
+            places = self._places(call.module)
+            if len(call.a) == examples == call.shape[0] and any(places):
+                part = call.part(self.rules[call.module], places, self.dtype)
+                if part is not None:
+                    parts.append(part)
+        return parts
+
+    @torch.no_grad()
+    def _leave_out_misfits(self, calls: list[Call], earlier: list[torch.Tensor | None], examples: int) -> None:
+        parts = self._parts(calls, examples)
+        seen = Layers(parts, self.one.new_ones(examples), self.dimension)
+        vector = seen.vector(self.one.new_ones(examples))
+        missed = []
+        for name, p, old in zip(self.names, self.parameters, earlier, strict=True):
+            if p.grad is None:
+                continue
+            true = (p.grad if old is None else p.grad - old).detach().to(self.dtype).reshape(-1)
+            if float((vector[slice(*self.place[id(p)])] - true).norm()) > _TOLERANCE * float(true.norm()):
+                missed.append((name, p.numel()))
+                del self.place[id(p)]
+        if not missed:
+            return
+        share = sum(size for _, size in missed) / self.dimension
+        names = ", ".join(name for name, _ in missed[:6]) + (", ..." if len(missed) > 6 else "")
+        other = "--order.signal batch --order.group SIZE orders groups of examples by their whole gradients"
+        if not self.place:
+            raise UserError(f"no parameter lies in a layer whose factors are known ({names}): {other}")
+        if self.context.rank == 0:
+            logging.getLogger("equipoise").warning(
+                "the order does not see %.1f %% of the parameters (%s): no rule for their layer; %s", 100 * share, names, other
+            )
+
+    def _sample(self) -> torch.Tensor:
+        """Evenly spaced coordinates of the gradient: enough for its norm, nothing beside a step."""
+        found = []
+        for p, stride in zip(self.parameters, self.strides, strict=True):
+            if id(p) in self.place:
+                flat = p.reshape(-1)[::stride] if p.grad is None else p.grad.reshape(-1)[::stride]
+                found.append(torch.zeros_like(flat) if p.grad is None else flat)
+        return torch.cat(found).to(self.dtype)

@@ -1,0 +1,148 @@
+"""A view of a batch through the factors of its layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .base import View
+from .convolution import Convolved
+from .parts import Lookup, Made, Outer, Part
+
+# A pass over a vector in memory costs as much as so many multiplications each number.
+_PASS = 8
+
+
+class Layers(View):
+    """Every layer in the cheapest of three ways, decided by the shapes of this batch.
+
+    - ghost: products of factors, for maps that are applied once per example or few times;
+    - made: the gradients of the layer, for small layers that are applied many times (convolutions);
+    - streamed (`regions`): one vector at a time, for large layers that are applied many times, and for tied weights, whose
+      cross terms then come by themselves.
+    """
+
+    def __init__(self, parts: list[Part], scale: torch.Tensor, dimension: int):
+        self.parts, self.scale, self.dimension = parts, scale, dimension
+        self.items = len(scale)
+        self.sizes = [1] * self.items
+        self.whole: list[Part] = []
+        self.streamed: list[Part] = []
+        self._plan_all(parts)
+
+    @classmethod
+    def of_planned(cls, parts: list[Part], scale: torch.Tensor, dimension: int) -> Layers:
+        """A view whose layers are all taken as they are."""
+        view = cls([], scale, dimension)
+        view.whole = parts
+        return view
+
+    def _plan_all(self, parts: list[Part]) -> None:
+        uses = Counter(part.weight for part in parts)
+        for part in parts:
+            tied = part.weight is not None and uses[part.weight] > 1
+            self._plan(part, tied)
+
+    def _plan(self, part: Part, tied: bool) -> None:
+        if isinstance(part, (Outer, Convolved)):
+            count, t, p, q = part.shape
+            straight = t * p * q  # multiplications for the gradient of one example
+            ways = {
+                "ghost": 2 * count * straight + count * count * t * t * (p + q),
+                "made": count * straight + count * (count + 2) * p * q,
+                "streamed": count * straight + count * 2 * _PASS * p * q,
+            }
+            # Memory: what is made of all layers together stays within a few gradients.
+            if count * p * q > self.dimension // 2 and count * p * q > 1 << 16:
+                del ways["made"]
+            if isinstance(part, Convolved) and part.groups > 1:
+                ways = {"made": 0}
+            way = "streamed" if tied else min(ways, key=lambda name: ways[name])
+            if way == "made":
+                part = part.made()
+            elif isinstance(part, Convolved):
+                part = part.made() if part.groups > 1 else part.outer()
+            (self.streamed if way == "streamed" else self.whole).append(part)
+        elif isinstance(part, Lookup):
+            count, t = part.a.shape
+            assert part.weight is not None
+            ghost = (count * t) ** 2 * part.b.shape[2]
+            streamed = count * 2 * _PASS * (part.weight[1] - part.weight[0])
+            (self.streamed if tied or streamed < ghost else self.whole).append(part)
+        else:
+            (self.streamed if tied else self.whole).append(part)
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        found = vector.new_zeros(self.items)
+        for part in self.whole:
+            found += part.products(vector)
+        return found * self.scale
+
+    def gram(self) -> torch.Tensor:
+        return self.cross(self)
+
+    def cross(self, other: Layers) -> torch.Tensor:
+        """Products of these vectors with those of a view whose layers are taken in the same ways."""
+        found = self.scale.new_zeros(self.items, other.items)
+        for mine, theirs in zip(self.whole, other.whole, strict=True):
+            found += mine.gram(theirs)
+        return found * self.scale[:, None] * other.scale[None]
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        weights = weights * self.scale
+        for part in self.whole:
+            part.add_to(vector, weights)
+
+    def regions(self) -> list[slice]:
+        places = {place for part in self.streamed for place in part.places()}
+        return [slice(*place) for place in sorted(places)]
+
+    def add_regions_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        touched = weights.nonzero().flatten()
+        few = (weights * self.scale)[touched]
+        for part in self.streamed:
+            part.with_tensors({name: t[touched] for name, t in part.tensors().items()}).add_to(vector, few)
+
+    def zeros(self) -> torch.Tensor:
+        return self.scale.new_zeros(self.dimension)
+
+    def take(self, items: list[int]) -> Layers:
+        index = torch.tensor(items, dtype=torch.int64, device=self.scale.device)
+        parts = [part.with_tensors({n: t[index] for n, t in part.tensors().items()}) for part in self.parts]
+        return Layers(parts, self.scale[index], self.dimension)
+
+    def join(self, later: View) -> Layers:
+        assert isinstance(later, Layers)
+        assert len(self.parts) == len(later.parts), "the two batches went through other layers"
+        parts = []
+        for one, two in zip(self.parts, later.parts, strict=True):
+            mine, theirs = one.tensors(), two.tensors()
+            parts.append(one.with_tensors({name: _cat(mine[name], theirs[name]) for name in mine}))
+        return Layers(parts, torch.cat([self.scale, later.scale]), self.dimension)
+
+    def state(self) -> Any:
+        parts = []
+        for part in self.parts:
+            tensors = part.tensors()
+            plain = {n: v for n, v in vars(part).items() if n not in tensors}
+            parts.append({"kind": type(part).__name__, **plain, **{n: t.clone() for n, t in tensors.items()}})
+        return {"parts": parts, "scale": self.scale.clone(), "dimension": self.dimension}
+
+
+_KINDS: dict[str, type[Part]] = {kind.__name__: kind for kind in (Outer, Made, Lookup, Convolved)}
+
+
+def layers_from(state: Any) -> Layers:
+    parts = [_KINDS[row["kind"]](**{n: v for n, v in row.items() if n != "kind"}) for row in state["parts"]]
+    return Layers(parts, state["scale"], state["dimension"])
+
+
+def _cat(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    """Batches of sentences may differ in length: zeros contribute nothing."""
+    if one.ndim >= 2 and one.shape[1] != two.shape[1]:
+        length = max(one.shape[1], two.shape[1])
+        one, two = (F.pad(t, [0, 0] * (t.ndim - 2) + [0, length - t.shape[1]]) for t in (one, two))
+    return torch.cat([one, two])

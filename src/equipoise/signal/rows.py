@@ -1,0 +1,50 @@
+"""Vectors that are there: sketches, and gradients of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .base import SAMPLE, View
+
+
+class Rows(View):
+    """A matrix with one vector a row."""
+
+    def __init__(self, rows: torch.Tensor, sizes: list[int]):
+        self.rows, self.sizes = rows, sizes
+        self.items, self.dimension = rows.shape
+        assert len(sizes) == self.items
+
+    @property
+    def sample(self) -> torch.Tensor:  # type: ignore[override]
+        counts = torch.tensor(self.sizes, dtype=self.rows.dtype, device=self.rows.device)
+        return counts @ self.rows[:, :: max(1, self.dimension // SAMPLE)][:, :SAMPLE]
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        return self.rows @ vector
+
+    def gram(self) -> torch.Tensor:
+        return self.rows @ self.rows.T
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        vector.addmv_(self.rows.T, weights)
+
+    def regions(self) -> list[slice]:
+        return []
+
+    def add_regions_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None: ...
+
+    def zeros(self) -> torch.Tensor:
+        return self.rows.new_zeros(self.dimension)
+
+    def take(self, items: list[int]) -> Rows:
+        return Rows(self.rows[items], [self.sizes[i] for i in items])
+
+    def join(self, later: View) -> Rows:
+        assert isinstance(later, Rows)
+        return Rows(torch.cat([self.rows, later.rows]), self.sizes + later.sizes)
+
+    def state(self) -> Any:
+        return {"rows": self.rows.clone(), "sizes": list(self.sizes)}

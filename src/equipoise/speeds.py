@@ -1,0 +1,144 @@
+"""How fast the workers are, and what follows from it: block sizes, batch sizes, the time of an epoch.
+
+A worker's speed is the examples per second of its real step: a few steps to warm up, then the median of several
+timings, taken by all workers at the same time, because workers on one machine slow each other down.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .comm.base import Comm
+    from .loop.job import Job
+
+
+def measure_speeds(
+    step: Callable[[], Any],
+    *,
+    examples: float = 1.0,
+    warmup: int = 3,
+    steps: int = 5,
+    repetitions: int = 5,
+    comm: Comm | None = None,
+) -> list[float]:
+    """Relative speeds of all workers, the slowest being 1; every worker calls it and gets the same list.
+
+    step: one real training step without communication: forward, backward, optimizer.
+    examples: in one such step of this worker, where workers try different batch sizes.
+
+    >>> speeds = eq.measure_speeds(lambda: train_on(next(batches)), examples=32)   # on every worker
+    """
+    rates = measure_rates(step, examples=examples, warmup=warmup, steps=steps, repetitions=repetitions, comm=comm)
+    return [rate / min(rates) for rate in rates]
+
+
+def measure_rates(
+    step: Callable[[], Any],
+    *,
+    examples: float = 1.0,
+    warmup: int = 3,
+    steps: int = 5,
+    repetitions: int = 5,
+    comm: Comm | None = None,
+) -> list[float]:
+    """Examples per second of all workers."""
+    from .comm.base import barrier
+    from .launch.current import current_comm
+
+    for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1), ("repetitions", repetitions, 1)):
+        if value < least:
+            raise UserError(f"{name} = {value}: at least {least} is needed")
+    if not examples > 0:
+        raise UserError(f"examples = {examples}: say how many examples a step takes")
+    comm = comm or current_comm()
+    for _ in range(warmup):
+        step()
+    timings = []
+    for _ in range(repetitions):
+        barrier(comm)
+        started = time.perf_counter()
+        for _ in range(steps):
+            step()
+        timings.append(time.perf_counter() - started)
+    spent = statistics.median(timings)
+    rates = comm.gather_objects(examples * steps / spent if spent > 0 else None)
+    if any(rate is None for rate in rates):
+        raise UserError("the step took no time on some worker: nothing can be said of its speed; make it do real work")
+    return rates
+
+
+def batch_sizes(speeds: Sequence[float], mean: float) -> list[int]:
+    """Batch sizes in proportion to speeds, `mean` on average, at least 1: equal time per step, equal steps per epoch.
+
+    Rounded so that the sizes of all workers together are exactly `mean` times their number.
+    """
+    from .partition.capacity import capacities, checked_speeds
+
+    rates = checked_speeds(speeds)
+    if not rates.all():
+        raise UserError(f"worker {int(np.argmin(rates))} has speed 0: leave it out, or give it a speed above zero")
+    if not mean >= 1:
+        raise UserError(f"mean = {mean}: at least one example per step is needed")
+    sizes = capacities([round(mean * len(rates))], rates)[0]
+    # One example at the least, taken from the largest: a step without examples would be no step.
+    while sizes.min() < 1:
+        sizes[np.argmin(sizes)] += 1
+        sizes[np.argmax(sizes)] -= 1
+    return sizes.tolist()
+
+
+def job_rates(job: Job, comm: Comm) -> list[float]:
+    """Examples per second of a job's own step on every worker; simulated ones where a cluster is described.
+
+    The step is taken on a model of its own, so that nothing of the training changes.
+    """
+    from .comm.virtual import rng_state, set_rng_state
+
+    slow = job.slow_down(comm.rank, comm.size)
+    if comm.virtual:
+        # Virtual workers take turns on one processor: only their simulated clock tells them apart.
+        before = comm.now
+        comm.computed(1e6 * slow)
+        rate = 1e6 / (comm.now - before)
+        comm.now = before  # type: ignore[misc]
+        return comm.gather_objects(rate)
+    kept = rng_state()
+    try:
+        step, examples = _job_step(job, comm, slow)
+        with comm.uncounted():
+            return measure_rates(step, examples=examples, comm=comm)
+    finally:
+        set_rng_state(kept)
+
+
+def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int]:
+    model = job.model().to(job.device).train()
+    optimizer = job.optimizer(model.parameters())
+    given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]
+    sizes = [np.max(value) for value in given if isinstance(value, (int, list))]
+    # The same on all workers: unlike batches would be compared at unlike efficiency.
+    count = min(len(job.train), int(sizes[0]) if sizes else 32)
+    stream = np.random.default_rng([job.seed, 61, comm.rank])
+
+    def step() -> None:
+        started = time.perf_counter()
+        inputs, targets = job.train.batch(stream.integers(len(job.train), size=count))
+        with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
+            loss = job.loss(model(inputs.to(job.device)), targets.to(job.device))
+        optimizer.zero_grad()
+        loss.backward()
+        loss.item()  # waits for a device that works in the background
+        if slow > 1.0:
+            time.sleep((slow - 1.0) * (time.perf_counter() - started))
+        optimizer.step()
+
+    return step, count

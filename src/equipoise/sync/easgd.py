@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..comm.ledger import mean_cost
+from ..method import option
+from .base import Sync
+from .pull import elastic
+
+
+@dataclass
+class EASGD(Sync):
+    """Elastic averaging: workers explore on their own, tied to a centre that follows their mean.
+
+        x_m <- x_m - (pull / N) (x_m - c);   c <- c + pull (mean of x - c)      both with the values from before
+
+    The sum of all workers and the centre is conserved: a round moves nothing but differences. The centre is everybody's
+    own copy, updated alike, so a round is one collective of the model; it is the model to evaluate. `pull = 0` is no
+    communication. Stores the centre. Any optimizer takes the local steps and keeps its state.
+    Reference: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NeurIPS 2015 (the synchronous form,
+    with beta = `pull`).
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("middle",)
+
+    pull: float = option(
+        0.9, help="how far the centre moves to the mean at a round; workers move 1 / N of it", least=0, most=1
+    )
+
+    def start(self) -> None:
+        self.middle: torch.Tensor | None = None
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        if self.middle is None:
+            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+
+    def after_step(self, x: torch.Tensor) -> None:
+        assert self.middle is not None
+        self.context.clock.rounds += 1
+        elastic(self.context.comm, x, self.middle, self.pull)
+
+    def centre(self) -> torch.Tensor | None:
+        return self.middle
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return mean_cost(elements, itemsize, rank, size) if due else (0, 0)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .pull import GradientWeighted
+
+
+@dataclass
+class LGRAWA(GradientWeighted):
+    """As MGRAWA, with weights for every layer: each layer's centre leans to the worker that is flattest in it.
+
+        b_ml = (1 / n_ml) / sum_j (1 / n_jl);   c_l = sum_m b_ml x_ml;   x_m <- (1 - pull) x_m + pull c
+
+    A layer is one parameter tensor (weight, bias and the scales of BatchNorm each count), n_ml the norm of worker m's
+    gradient there. With one layer, or where workers' norms stand in the same ratio in all layers, it is MGRAWA. One
+    collective of the model and one number per layer a round; everything else is as there. The centre of one layer comes
+    from other workers than that of the next: with a strong pull it is a model that nobody has trained, so evaluate it
+    with BatchNorm statistics recomputed (`--buffers recompute`).
+    Reference: Dimlioglu and Choromanska, GRAWA, AISTATS 2024. There period 32, pull 0.5, prox 0.01.
+    """
+
+    def levels(self, norms: torch.Tensor) -> torch.Tensor:
+        return norms

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..comm.ledger import broadcast_cost, gather_cost
+from ..errors import UserError
+from ..method import option
+from .base import Sync
+from .pull import approach
+
+
+@dataclass
+class LSGD(Sync):
+    """Leader SGD: at each round all workers are pulled to the one whose training loss is least.
+
+        x_m <- (1 - pull) x_m + pull x_l,   l = argmin over workers of the mean loss of their last `window` batches
+
+    The leader does not move, so unlike an average the centre always is a model that somebody trained. One number from
+    everybody and one model from the leader per round. Between rounds `prox` adds its part of  prox (x_l - x)  to each
+    step, taken at the same x as the gradient, over as many steps as this worker took in the round before.
+    With `groups` (such as the machines of a cluster) workers have two leaders: every `global_every`-th round is a
+    global one with `pull` and `prox`; in the others each group follows its own best worker with `local_pull` and
+    `local_prox`, and nothing leaves the group. Stores the last leaders' models. A worker that has seen no finite loss
+    never leads.
+    Any optimizer takes the local steps and keeps its state.
+    Reference: Teng et al., Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models,
+    NeurIPS 2019.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("middle", "near", "losses", "leader", "pace", "since")
+    HEALTH: ClassVar[tuple[str, ...]] = ("leader",)
+
+    pull: float = option(
+        0.1, help="how far a global round draws a worker to the leader: 0 not at all, 1 all the way", least=0, most=1
+    )
+    prox: float = option(
+        0.0, help="pull to the last global leader between rounds, spread over the steps of a round", least=0, most=1
+    )
+    window: int = option(8, help="batches in the mean loss that leaders are chosen by", least=1)
+    groups: int = option(1, help="groups of neighbouring workers with leaders of their own", least=1)
+    global_every: int = option(4, help="with groups: one round in so many is global", least=1)
+    local_pull: float = option(0.1, help="as pull, to the leader of the group", least=0, most=1)
+    local_prox: float = option(0.0, help="as prox, to the leader of the group", least=0, most=1)
+
+    def check(self) -> None:
+        self.leader = 0  # until there is one
+
+    def start(self) -> None:
+        if self.groups > self.context.size:
+            raise UserError(
+                f"{self.groups} groups for {self.context.size} workers: use at most as many groups as workers"
+            )
+        self.middle: torch.Tensor | None = None
+        self.near: torch.Tensor | None = None
+        self.losses: list[float] = []
+        self.pace = self.since = 0  # this worker's steps in the last round and in this one
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        if self.middle is None:
+            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+            self.near = x.clone() if self.groups > 1 else None
+        self.since += 1
+        if not math.isnan(self.context.loss):
+            self.losses = [*self.losses, self.context.loss][-self.window :]
+        if self.near is not None:
+            approach(x, self.near, self.local_prox, self.pace)
+        approach(x, self.middle, self.prox, self.pace)
+
+    def after_step(self, x: torch.Tensor) -> None:
+        clock, comm = self.context.clock, self.context.comm
+        usable = self.losses and math.isfinite(sum(self.losses)) and bool(x.sum().isfinite())
+        loss = torch.tensor([sum(self.losses) / len(self.losses) if usable else math.inf], dtype=torch.float64)
+        local = self._local(clock.rounds)
+        losses = self._near_losses(loss) if local else dict(enumerate(comm.gather(loss).flatten().tolist()))
+        clock.rounds += 1
+        self.pace, self.since = self.since, 0
+        self.leader = min(losses, key=lambda rank: (losses[rank], rank))
+        if losses[self.leader] == math.inf:
+            if clock.batch and math.isnan(self.context.loss):
+                raise UserError(
+                    "LSGD follows the least training loss: set `together.loss = loss.item()` before optimizer.step()"
+                )
+            return  # nobody to follow
+        target = self.near if local else self.middle
+        assert target is not None
+        if self.leader == comm.rank:
+            target.copy_(x)
+        if local:
+            peers = [rank for rank in losses if rank != comm.rank]
+            leads = self.leader == comm.rank
+            comm.exchange(dict.fromkeys(peers, target) if leads else {}, {} if leads else {self.leader: target}).wait()
+        else:
+            comm.broadcast(target, self.leader)
+        x.lerp_(target, self.local_pull if local else self.pull)
+
+    def _near_losses(self, loss: torch.Tensor) -> dict[int, float]:
+        """The losses of this worker's group, by rank; nobody outside of it is asked."""
+        peers = [rank for rank in self._group(self.context.rank, self.context.size) if rank != self.context.rank]
+        heard = {rank: torch.empty_like(loss) for rank in peers}
+        self.context.comm.exchange(dict.fromkeys(peers, loss), heard).wait()
+        return {rank: value.item() for rank, value in {**heard, self.context.rank: loss}.items()}
+
+    def _local(self, round: int) -> bool:
+        return self.groups > 1 and (round + 1) % self.global_every != 0
+
+    def _group(self, rank: int, size: int) -> list[int]:
+        return next(group.tolist() for group in np.array_split(np.arange(size), self.groups) if rank in group)
+
+    def centre(self) -> torch.Tensor | None:
+        return self.middle
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        """Whoever leads sends its model: before the first round that is taken to be the first worker."""
+        if not due:
+            return 0, 0
+        if self._local(round):
+            group = self._group(rank, size)
+            peers, leads = len(group) - 1, rank == (self.leader if self.leader in group else group[0])
+            return peers * (1 + leads), peers * (8 + leads * elements * itemsize)
+        (m1, b1), (m2, b2) = gather_cost(1, 8, size), broadcast_cost(elements, itemsize, rank, self.leader, size)
+        return m1 + m2, b1 + b2

@@ -1,0 +1,160 @@
+"""A centre of weighted models, and the pull towards it: what MGRAWA and LGRAWA share, and with them the others here.
+
+A worker is pulled as  x <- (1 - pull) x + pull c.  Whatever the weights, this leaves the weighted mean where it is,
+brings all workers nearer to it and to each other by the factor 1 - pull, and cannot raise the weighted mean of a
+convex loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..comm.base import Comm
+from ..comm.ledger import mean_cost
+from ..errors import UserError
+from ..method import option
+from .base import Sync
+from .norms import SOURCES, Norms
+
+_LARGEST = 60.0  # of |log weight|: what float32 can carry together with the model it multiplies
+
+
+@dataclass
+class GradientWeighted(Sync):
+    """Final here: everything but what counts as one gradient. A method says how layers are weighed."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("middle", "own", "pace", "since", "measured")
+    HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
+
+    pull: float = option(
+        0.5, help="how far a round draws a worker to the centre: 0 not at all, 1 all the way", least=0, most=1
+    )
+    prox: float = option(
+        0.0, help="pull to the last centre between rounds, spread over the steps of a round", least=0, most=1
+    )
+    exponent: float = option(1.0, help="p in the weights 1 / norm^p; 0 weighs all alike", least=0, most=16)
+    source: str = option(
+        "train", help="whose gradient is measured: all of training, the last batch, a fresh one", choices=SOURCES
+    )
+    smoothing: float = option(
+        0.43, help="of norms over rounds (source train: over steps); 0 keeps the last", least=0, below=1
+    )
+    examples: int | None = option(None, help="of a fresh batch; as many as in a training batch if left out", least=1)
+    debias: bool = option(False, help="take the noise of the batch off the norm; needs source = fresh")
+    epsilon: float = option(1e-8, help="norms below this count as this", above=0)
+
+    def check(self) -> None:
+        if self.debias and self.source != "fresh":
+            raise UserError("debias measures a batch in parts: pass source='fresh' with it")
+        if self.examples is not None and self.source != "fresh":
+            raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
+        self.weights = 1  # until a model says how many layers it has
+
+    @abstractmethod
+    def levels(self, norms: torch.Tensor) -> torch.Tensor:
+        """The norms that get a weight each, from those of the layers: one for the model, or one for each layer."""
+
+    def start(self) -> None:
+        assert self.context.flat is not None
+        self.norms = Norms(self.context, self.source, self.smoothing, self.examples, self.debias)
+        self.weights = len(self.levels(self.norms.smoothed[0]))
+        self.middle: torch.Tensor | None = None
+        self.pace = self.since = 0  # this worker's steps in the last round and in this one
+        self.own = torch.zeros(self.weights, dtype=torch.float64)  # its share of the last centre
+        self._message: torch.Tensor | None = None
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        if self.middle is None:
+            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+        self.since += 1
+        self.norms.step()
+        approach(x, self.middle, self.prox, self.pace)
+
+    def after_step(self, x: torch.Tensor) -> None:
+        assert self.middle is not None
+        norms = self.norms.at_round()
+        finite = bool(x.sum().isfinite())
+        weights = self.own.new_zeros(self.weights)
+        if norms is not None and finite:
+            weights = inverse_powers(self.levels(norms), self.exponent, self.epsilon)
+        totals = self._gather(x, weights)
+        self.context.clock.rounds += 1
+        self.own = torch.where(totals > 0, weights / totals, 0.0)
+        if finite:
+            for part, centre, total in zip(self._parts(x), self._parts(self.middle), totals.tolist(), strict=True):
+                if total > 0:
+                    part.lerp_(centre, self.pull)
+        else:
+            x.copy_(self.middle)  # a model that was lost goes on from the others'
+        self.pace, self.since = self.since, 0
+
+    def _gather(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Replace the centre by sum_m w_m x_m / sum_m w_m: one collective of [w x | w]; the sums of w by layer.
+
+        Where all weights are zero the centre stays what it was.
+        """
+        assert self.middle is not None
+        if self._message is None:
+            self._message = x.new_zeros(len(x) + self.weights, dtype=torch.promote_types(x.dtype, torch.float32))
+        message, body = self._message, self._message[: len(x)]
+        for part, layer, weight in zip(self._parts(body), self._parts(x), weights.tolist(), strict=True):
+            torch.mul(layer, weight, out=part) if weight else part.zero_()
+        message[len(x) :] = weights
+        self.context.comm.sum(message)
+        totals = message[len(x) :].double().cpu()
+        for part, centre, total in zip(self._parts(body), self._parts(self.middle), totals.tolist(), strict=True):
+            if total > 0:
+                torch.div(part, total, out=centre)
+        return totals
+
+    def _parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """What shares a weight: the whole vector, or its layers."""
+        assert self.context.flat is not None
+        return [vector] if self.weights == 1 else list(self.context.flat.layers(vector).values())
+
+    @property
+    def largest_weight(self) -> float:
+        """The largest share that one worker has in the centre, on average over layers: 1 / N when all weigh alike."""
+        return float(self.context.comm.gather(self.own.mean()).max())
+
+    @property
+    def gradient_norm(self) -> float:
+        """The norm of the gradients as it was measured last, on average over workers."""
+        norms = self.norms.level()
+        return float(self.context.comm.mean(self.own.new_zeros(1) if norms is None else norms.norm().reshape(1)))
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        return self.norms.state_dict()
+
+    @measured.setter
+    def measured(self, state: dict[str, Any]) -> None:
+        self.norms.load_state_dict(state)
+
+    def centre(self) -> torch.Tensor | None:
+        return self.middle
+
+    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return mean_cost(elements + self.weights, max(itemsize, 4), rank, size) if due else (0, 0)
+
+
+def inverse_powers(norms: torch.Tensor, exponent: float, epsilon: float) -> torch.Tensor:
+    """Weights 1 / n^p, up to a common factor; finite and above zero for whatever norms."""
+    return torch.exp((-exponent * norms.clamp(min=epsilon).log()).clamp(-_LARGEST, _LARGEST))
+
+
+def approach(x: torch.Tensor, centre: torch.Tensor, prox: float, pace: int) -> None:
+    """One step's part of the pull between rounds: none before the first, whose centre is the common start."""
+    if prox and pace:
+        x.lerp_(centre, prox / pace)
+
+
+def elastic(comm: Comm, x: torch.Tensor, centre: torch.Tensor, pull: float) -> None:
+    """The round of EASGD: workers and centre attract each other, and their sum stays."""
+    mean = comm.mean(x.clone())
+    x.lerp_(centre, pull / comm.size)
+    centre.lerp_(mean, pull)

@@ -1,0 +1,163 @@
+"""MGRAWA in whole runs: where norms come from, and what the method does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.base import Comm
+from equipoise.data.source import Source
+from equipoise.loop.job import Job, Length
+from equipoise.loop.worker import Worker
+from equipoise.sync import MGRAWA
+from equipoise.sync.norms import norms_of
+
+from ..contract import toy
+from .quadratic import Problem, solve
+from .test_mixing import costs_what_it_says, goes_on_from_any_step, same_on_processes
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 4))
+
+
+def job(sync: Any, **changes: Any) -> Job:
+    return Job(
+        model=normed,
+        loss=nn.CrossEntropyLoss(),
+        train=Source((toy.INPUTS, toy.TARGETS)),
+        length=Length(steps=100),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        batch=eq.batch.Fixed(8),
+        sync=sync,
+        period=eq.period.Every(2),
+        **changes,
+    )
+
+
+def test_a_fresh_batch_is_the_same_for_all_and_leaves_no_trace() -> None:
+    def loop(comm: Comm) -> tuple[Any, ...]:
+        worker = Worker(job(MGRAWA(source="fresh", examples=64)), comm)
+        worker.model.train()
+        worker.step()
+        before = [b.clone() for b in worker.model.buffers()], torch.get_rng_state(), np.random.get_state()[1].copy()
+        grads = [p.grad.clone() for p in worker.model.parameters()]
+        norms = worker.sync.norms.at_round()
+        assert all(torch.equal(a, b) for a, b in zip(before[0], worker.model.buffers(), strict=True))
+        assert torch.equal(before[1], torch.get_rng_state())
+        assert (before[2] == np.random.get_state()[1]).all()
+        assert all(torch.equal(a, p.grad) for a, p in zip(grads, worker.model.parameters(), strict=True))
+        assert worker.model.training
+        # By hand: the gradient in eval mode on the examples of draw 0.
+        drawn = np.random.default_rng([0, 53, 0]).choice(len(toy.INPUTS), 64, replace=False)
+        worker.model.eval()
+        loss = nn.functional.cross_entropy(worker.model(toy.INPUTS[drawn]), toy.TARGETS[drawn])
+        expected = norms_of(torch.autograd.grad(loss, list(worker.model.parameters())))
+        np.testing.assert_allclose(norms, expected, rtol=1e-5)
+        return worker.comm.now, norms
+
+    rows = eq.launch(loop, 2, virtual=True)
+    assert rows[0][0] == pytest.approx((8 + 64) / 1000)  # the pass takes its simulated time
+    assert not torch.equal(rows[0][1], rows[1][1])
+
+
+def test_debiasing_takes_the_noise_off() -> None:
+    """On batches of 16 the norm is mostly noise: without it, repeated draws find the norm of the full gradient."""
+
+    def loop(comm: Comm) -> tuple[float, float, float]:
+        worker = Worker(job(MGRAWA(source="fresh", examples=16, debias=True, smoothing=0.99)), comm)
+        norms, raw = worker.sync.norms, []
+        for number in range(400):
+            worker.clock.rounds = number
+            norms.at_round()
+            raw.append(1.0)
+        level, noise = norms.smoothed / (1 - 0.99**norms.count)
+        worker.model.eval()
+        loss = nn.functional.cross_entropy(worker.model(toy.INPUTS), toy.TARGETS)
+        full = norms_of(torch.autograd.grad(loss, list(worker.model.parameters()))).square().sum()
+        return float(level.sum()), float((level - noise).sum()), float(full)
+
+    with_noise, without, full = eq.launch(loop, 1, virtual=True)[0] if False else eq.launch(loop, 2, virtual=True)[0]
+    assert with_noise > 1.3 * full
+    assert without == pytest.approx(full, rel=0.1)
+
+
+def test_a_flat_basin_outweighs_a_sharp_one_once_the_noise_is_gone() -> None:
+    """Stationary SGD: |g|^2 = lr h s / (2 - lr h); a stochastic norm adds the variance s and hides it (spec, 2.11)."""
+    lr, variance, curvatures = 0.1, 1.0, np.array([0.1, 1.0, 5.0, 15.0])
+    rng = np.random.default_rng(0)
+    x, sums = np.zeros((4000, 4)), np.zeros(4)
+    steps = 400
+    for step in range(steps):
+        x -= lr * (curvatures * x + rng.standard_normal(x.shape) * variance**0.5)
+        if step >= steps // 2:
+            sums += (curvatures * x).__pow__(2).mean(0)
+    measured = sums / (steps - steps // 2)
+    exact = lr * curvatures * variance / (2 - lr * curvatures)
+    np.testing.assert_allclose(exact, [0.005, 0.053, 0.33, 3.0], rtol=0.02)
+    np.testing.assert_allclose(measured, exact, rtol=0.06)
+    noisy = np.array([1.005, 1.053, 1.333, 4.0])
+    np.testing.assert_allclose(exact + variance, noisy, rtol=1e-3)
+
+    def share_of_the_flattest(squares: np.ndarray) -> float:
+        inverse = squares**-0.5
+        return float(inverse[0] / inverse.sum())
+
+    assert share_of_the_flattest(noisy) < 0.32
+    assert share_of_the_flattest(exact) > 0.7
+
+
+def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse() -> None:
+    wild = Problem.make(4)
+    problem = Problem(np.stack([wild.matrices[0]] * 4), np.stack([wild.centres[0]] * 4))
+    lr = 0.5 / problem.smoothness
+    seen: dict[int, list[float]] = {}
+
+    def look(step: int, together: Any, x: np.ndarray) -> None:
+        if step == 0:  # workers start apart
+            together.model.weight.data += 0.5 * (together.comm.rank + 1)
+        away = together.model.weight.detach().numpy()[0] - problem.optimum
+        seen.setdefault(step, []).append(float(away @ problem.matrices[0] @ away / 2))
+
+    solve(problem, MGRAWA(pull=0.5), steps=80, lr=lr, period=4, look=look)
+    worst = [max(losses) for _, losses in sorted(seen.items())]
+    assert all(after <= before * (1 + 1e-12) for before, after in zip(worst, worst[1:], strict=False))
+    strongly = np.linalg.eigvalsh(problem.matrices[0])[0]
+    assert worst[-1] < worst[0] * (1 - lr * strongly) ** 79
+
+
+def test_health_shows_weights_and_norms() -> None:
+    health = toy.train(MGRAWA()).result["health"]
+    assert 0.25 < health["largest_weight"] < 0.6
+    assert health["gradient_norm"] > 0
+
+
+def test_proximity_between_rounds_keeps_workers_nearer() -> None:
+    apart = toy.train(MGRAWA(pull=0.1), period=8, steps=31).result["consensus"]
+    near = toy.train(MGRAWA(pull=0.1, prox=0.9), period=8, steps=31).result["consensus"]
+    assert near < 0.8 * apart
+
+
+@pytest.mark.parametrize("source", ["train", "last", "fresh"])
+@pytest.mark.parametrize("stop", [5, 12])
+def test_every_source_resumes_to_the_same_bits(source: str, stop: int, tmp_path: Any) -> None:
+    sync = MGRAWA(source=source, debias=source == "fresh", prox=0.1)
+    options = {"period": 3, "batch": [7, 7, 60, 7]}  # the third worker is often without examples
+    whole = toy.train(sync, **options).result
+    toy.train(sync, **options, steps=stop, out=tmp_path / "run")
+    resumed = toy.train(sync, **options, out=tmp_path / "run", resume=True).result
+    for key in ("params_sha256", "rounds", "models", "health"):
+        assert resumed[key] == whole[key], key
+
+
+def test_costs_resumes_and_runs_on_processes() -> None:
+    assert MGRAWA().cost(99, 4, 0, 4, True) == (6, 600)
+    costs_what_it_says(MGRAWA(), period=2)
+    goes_on_from_any_step(MGRAWA(prox=0.1), period=2)
+    same_on_processes(MGRAWA(prox=0.1), period=2)
