@@ -179,10 +179,10 @@ def optimizer_of(plain: dict[str, Any]) -> typing.Callable[[Any], torch.optim.Op
 
 
 def scheduler_of(plain: dict[str, Any]) -> typing.Callable[[torch.optim.Optimizer], Any] | None:
-    kind, warmup = plain["schedule"], plain["warmup"]
+    kind, warmup, scaling = plain["schedule"], plain["warmup"], plain["scaling"]
     if kind == "constant" and not warmup:
         return None
-    return lambda optimizer: Schedule(optimizer, kind, warmup)
+    return lambda optimizer: Schedule(optimizer, kind, warmup, scaling)
 
 
 def factors(text: str) -> list[float]:

@@ -20,6 +20,7 @@ class Clock:
     samples: int = 0
     rounds: int = 0
     seconds: float = 0.0
+    busy: float = 0.0  # seconds of them in which gradients were computed; simulated ones where time is
     due: bool = False
     hold: bool = False
     batch: int = 0

@@ -32,6 +32,7 @@ class Context:
     clock: Clock = field(default_factory=Clock)
     seed: int = 0
     examples: int = 0  # in this worker's block
+    whole: int = 0  # examples of all workers
     share: float = 0.0  # this worker's part of all examples; 1 / size when all hold as many
     shares: list[float] = field(default_factory=list)  # of all workers by rank, where they are known
     reference: float = 1.0  # the batch size that weighs 1: the same on all workers

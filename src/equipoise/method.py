@@ -73,7 +73,7 @@ class Method(Plain):
         """The copy of this method that one worker owns."""
         bound = copy.copy(self)
         bound.context = context  # type: ignore[misc]
-        bound.start()
+        type(bound).start(bound)  # by way of the class: an option may bear the same name
         return bound
 
     def state_dict(self) -> dict[str, Any]:

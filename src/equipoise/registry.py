@@ -37,8 +37,17 @@ order     | pair-balance   | order.pair_balance:PairBalance          | balanced 
 order     | cd-grab        | order.cd_grab:CDGraB                    | pair balance coordinated over all workers
 order     | id-grab        | order.id_grab:IDGraB                    | every worker balances its own block
 batch     | fixed          | batch.fixed:Fixed                       | one size, or one per worker
+batch     | schedule       | batch.schedule:Schedule                 | sizes by a plan, over epochs, samples or steps
+batch     | norm-test      | batch.norm_test:NormTest                | grows when the noise is large beside the gradient
+batch     | inner-product  | batch.inner_product:InnerProduct        | grows when steps are not surely descents
+batch     | augmented      | batch.augmented:Augmented               | inner-product test, and one for the noise across the gradient
+batch     | noise-scale    | batch.noise_scale:NoiseScale            | follows the gradient noise scale tr S / |G|^2
+batch     | cabs           | batch.cabs:CABS                         | coupled to the learning rate: a tr S / loss
 batch     | proportional   | batch.proportional:Proportional         | in proportion to the workers' blocks: as many steps, as long, for all
 period    | every          | period.every:Every                      | a round every H optimizer steps
+period    | post-local     | period.post_local:PostLocal             | every step at first, then every H steps
+period    | qsr            | period.qsr:QSR                          | rounds become rarer as the learning rate falls
+period    | growing        | period.growing:Growing                  | each round longer than the one before
 period    | total-steps    | period.total_steps:TotalSteps           | a round when all workers together have taken N H steps
 topology  | complete       | topology.complete:Complete              | everybody talks to everybody
 topology  | ring           | topology.ring:Ring                      | two neighbours on a circle
@@ -55,6 +64,8 @@ topology  | edges          | topology.edges:Edges                    | your own 
 sync      | none           | sync.none:NoSync                        | no communication: workers train alone
 sync      | all-reduce     | sync.all_reduce:AllReduce               | gradients averaged at every step (data parallel)
 sync      | periodic-average | sync.periodic_average:PeriodicAverage | parameters averaged every H steps (Local SGD)
+sync      | slowmo         | sync.slowmo:SlowMo                      | Local SGD with a slow momentum over rounds
+sync      | diloco         | sync.diloco:DiLoCo                      | Local SGD with an outer Nesterov step; fragments, overlap
 sync      | d-psgd         | sync.d_psgd:DPSGD                       | models averaged with the neighbours' (gossip)
 sync      | d2             | sync.d2:D2                              | gossip that takes its own bias back; exact on unequal data
 sync      | dsgt           | sync.dsgt:DSGT                          | gossip of models and of trackers of the mean gradient; exact
@@ -83,6 +94,7 @@ data      | synthetic      | data.synthetic:Synthetic                | made-up r
 model     | logistic       | models.logistic:Logistic                | one linear layer
 model     | mlp            | models.mlp:MLP                          | fully connected layers with ReLU
 model     | lenet          | models.lenet:LeNet                      | two convolutions, three linear layers
+model     | vgg            | models.vgg:VGG                          | plain stacks of convolutions with BatchNorm
 model     | resnet         | models.resnet:ResNet                    | small residual network with BatchNorm
 model     | lstm           | models.lstm:LSTM                        | embedding, LSTM, tied output
 model     | transformer    | models.transformer:Transformer          | small causal transformer
@@ -90,7 +102,7 @@ model     | transformer    | models.transformer:Transformer          | small cau
 
 
 def _entries() -> dict[tuple[str, str], Entry]:
-    rows = [[cell.strip() for cell in line.split("|")] for line in _TABLE.strip().splitlines()]
+    rows = [[cell.strip() for cell in line.split("|", 3)] for line in _TABLE.strip().splitlines()]
     return {(row[0], row[1]): Entry(*row) for row in rows}
 
 

@@ -152,6 +152,17 @@ class Flat:
         return g
 
     @torch.no_grad()
+    def copy_gradient(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """This step's gradient as a vector of its own, wherever autograd has put it; `g` and the model are left alone."""
+        out = torch.empty_like(self.x) if out is None else out
+        for s, p in zip(self.slices, self.parameters.values(), strict=True):
+            if p.grad is None:
+                out[s.start : s.stop].zero_()
+            else:
+                out[s.start : s.stop].copy_(p.grad.reshape(-1))
+        return out
+
+    @torch.no_grad()
     def scatter_gradient(self) -> None:
         """Write what a method changed in `g` back to the gradients of the narrower parameters."""
         for s, p in self._staged:

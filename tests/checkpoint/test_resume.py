@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +188,50 @@ def test_events_are_one_history(tmp_path: Path) -> None:
         steps = [e["step"] for e in read_events(tmp_path / "run") if e["event"] == "step" and e["worker"] == worker]
         assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [e["event"] for e in read_events(tmp_path / "run") if e["event"] in ("end", "stopped")] == ["end", "end"]
+
+
+# -- signals ------------------------------------------------------------------------------------------------------
+@both
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_with_a_checkpoint(number: signal.Signals, code: int, virtual: bool, tmp_path: Path) -> None:
+    """All workers agree on the step after which they stop, also in the middle of an epoch, and the rest can be had later."""
+    told = tmp_path / "told"
+
+    def interrupted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        interrupted.calls += 1
+        if interrupted.calls == 6 and not told.exists():
+            told.touch()
+            os.kill(os.getpid() if virtual else os.getppid(), number)
+        return cross_entropy(outputs, targets)
+
+    interrupted.calls = 0
+    how = {"optimizer": momentum, "workers": 2, "batch": 2, "virtual": virtual, "deterministic": True, "steps": 60, "log_every": 4}
+    first = eq.train(with_norm(), interrupted, DATA, out=tmp_path / "run", **how)
+    assert first.stopped == code
+    assert 3 <= first.result["steps"] < 60
+    assert not (tmp_path / "run" / "result.json").exists(), "it is not finished"
+    assert (tmp_path / "run" / "checkpoints" / f"step-{first.result['steps']}").is_dir()
+    resumed = eq.train(with_norm(), interrupted, DATA, out=tmp_path / "run", resume=True, **how)
+    assert resumed.stopped == 0
+    equal(resumed, eq.train(with_norm(), cross_entropy, DATA, **how))
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@both
+def test_a_second_ctrl_c_ends_at_once(virtual: bool, tmp_path: Path) -> None:
+    """Nobody goes on training behind the user's back."""
+    launcher, told = os.getpid(), tmp_path / "told"
+
+    def impatient(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(FileExistsError):
+            told.mkdir()  # for one worker alone
+            for _ in range(2):
+                os.kill(launcher, signal.SIGINT)
+                time.sleep(0.2)
+        return cross_entropy(outputs, targets)
+
+    with pytest.raises(KeyboardInterrupt):
+        eq.train(plain(), impatient, DATA, workers=2, steps=100, batch=2, log_every=100, virtual=virtual)
+    for thread in [t for t in threading.enumerate() if t.name.startswith("worker-")]:
+        thread.join(timeout=10.0)
+        assert not thread.is_alive()

@@ -177,3 +177,27 @@ def test_a_peer_that_does_not_exist_is_refused(peer: int, virtual: bool) -> None
         return "fine"
 
     assert run(work, 2, virtual) == ["fine", "fine"]
+
+
+@both
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_messages_can_be_read_where_they_lie(count: int, virtual: bool) -> None:
+    """Until they are released they stay as they were sent, whatever the sender does next."""
+
+    def work(comm: Any) -> list[Any]:
+        peer, mine, seen = 1 - comm.rank, torch.empty(count), []
+        for turn in range(6):
+            mine.fill_(10.0 * turn + comm.rank)
+            first = comm.exchange({peer: mine}, {peer: torch.empty(count)})
+            messages = first.arrive()
+            mine.fill_(-1.0)
+            second = comm.exchange({peer: full(1000 + turn, count)}, {peer: torch.empty(count)})
+            other = second.arrive()
+            time.sleep(0.002 * comm.rank)
+            seen.append((messages[peer].unique().tolist(), other[peer].unique().tolist()))
+            first.release()
+            second.release()
+        return seen
+
+    for rank, seen in enumerate(run(work, 2, virtual)):
+        assert seen == [([10.0 * turn + 1 - rank], [1000.0 + turn]) for turn in range(6)]

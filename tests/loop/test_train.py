@@ -256,6 +256,7 @@ def test_processes_give_the_bits_of_virtual_workers(sync: Any) -> None:
     one = train(with_norm(), adam, virtual=True, **how)
     other = train(with_norm(), adam, virtual=False, deterministic=True, **how)
     assert same_bits(one.model, other.model)
+    assert (one.result["consensus"] == 0.0) != isinstance(sync, eq.sync.NoSync), "three equal models are at no distance"
     for key in ("params_sha256", "models", "consensus", "bytes", "messages", "rounds", "samples", "steps"):
         assert one.result[key] == other.result[key], key
 

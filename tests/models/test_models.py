@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from equipoise import registry
 from equipoise.data import Arrays, Loaded
 from equipoise.errors import UserError
-from equipoise.models import LSTM, MLP, LeNet, Logistic, Model, ResNet, Transformer
+from equipoise.models import LSTM, MLP, VGG, LeNet, Logistic, Model, ResNet, Transformer
 
 
 def made(task: str, shape: tuple[int, ...], outputs: int, tokens: int | None = None, n: int = 6) -> Loaded:
@@ -46,6 +46,8 @@ FITS: list[tuple[Model, tuple[str, ...]]] = [
     (MLP(hidden=(9, 7)), NUMBERS),
     (MLP(hidden=()), NUMBERS),
     (LeNet(), IMAGES),
+    (VGG(), IMAGES),
+    (VGG(width=3, stages=5, norm="none", dropout=0.5), IMAGES),
     (ResNet(), IMAGES),
     (ResNet(width=3, norm="group"), IMAGES),
     (LSTM(), TEXT),

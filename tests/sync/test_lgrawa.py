@@ -13,7 +13,7 @@ from equipoise.comm.base import Comm
 from equipoise.sync import LGRAWA, MGRAWA
 
 from ..contract import toy
-from .test_mixing import costs_what_it_says, goes_on_from_any_step, same_on_processes
+from .test_mixing import costs_what_it_says, same_on_processes
 
 
 def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
@@ -64,5 +64,4 @@ def test_is_another_method_than_mgrawa_in_a_run() -> None:
 
 def test_costs_resumes_and_runs_on_processes() -> None:
     costs_what_it_says(LGRAWA(), period=2)
-    goes_on_from_any_step(LGRAWA(source="last"), period=2)
     same_on_processes(LGRAWA(), period=2)

@@ -6,9 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ..method import Method
+from .evidence import Evidence
 
 
 @dataclass
@@ -16,11 +15,16 @@ class Batch(Method):
     """Batch sizes of all workers. They are the same list on every worker, so that all agree where an epoch ends."""
 
     watches: ClassVar[bool] = False  # does it want to see gradients?
+    evidence: ClassVar[Evidence | None] = None  # what a rule that watches has seen of late
 
     @abstractmethod
     def sizes(self) -> list[int]:
         """The size of each worker's next batch, by rank."""
 
     @abstractmethod
-    def observe(self, vectors: torch.Tensor) -> None:
-        """What the signal saw of the last batch."""
+    def observe(self, due: bool) -> None:
+        """After every backward pass, where it `watches`: this worker's own gradient is in place. `due`: a round follows."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """After the step: send by itself what no round has carried."""

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ..errors import UserError
 from ..method import option
 from .base import Batch
@@ -24,4 +22,6 @@ class Fixed(Batch):
     def sizes(self) -> list[int]:
         return self.size if isinstance(self.size, list) else [self.size] * self.context.size
 
-    def observe(self, vectors: torch.Tensor) -> None: ...
+    def observe(self, due: bool) -> None: ...
+
+    def settle(self) -> None: ...

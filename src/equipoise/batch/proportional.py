@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ..method import option
 from .base import Batch
 
@@ -29,4 +27,6 @@ class Proportional(Batch):
     def sizes(self) -> list[int]:
         return self._sizes
 
-    def observe(self, vectors: torch.Tensor) -> None: ...
+    def observe(self, due: bool) -> None: ...
+
+    def settle(self) -> None: ...

@@ -77,17 +77,22 @@ def save(worker: Worker) -> Path:
         except OSError as error:
             problem = f"cannot write {final}: {error.strerror}; free space or choose another --out"
         else:
-            _remove_old(worker.job.folder, step, worker.job.keep)
+            worker.saved.add(step)
+            _remove_old(worker)
     _all_well(comm.gather_objects(problem))
     worker.observer.emit("checkpoint", path=final.name)
     return final
 
 
-def _remove_old(run: Path, step: int, keep: int) -> None:
-    """Leave the last `keep` checkpoints up to this one. Later ones belong to a future that a resume from before gave up."""
-    number = {path: int(path.name.split("-")[1]) for path in available(run)}
-    past = [path for path in number if number[path] <= step]
-    for path in [*past[:-keep], *(path for path in number if number[path] > step), *(run / "checkpoints").glob(".step-*.old")]:
+def _remove_old(worker: Worker) -> None:
+    """Leave the last `keep` checkpoints of this run's own past: those after the one it resumed from were given up."""
+    run, resumed = worker.job.folder, worker.job.resume
+    assert run is not None
+    start = int(resumed.name.split("-")[1]) if resumed is not None else -1
+    found = available(run)
+    own = [path for path in found if (n := int(path.name.split("-")[1])) <= start or n in worker.saved]
+    kept = own[-worker.job.keep :]
+    for path in [*(path for path in found if path not in kept), *(run / "checkpoints").glob(".step-*.old")]:
         shutil.rmtree(path, ignore_errors=True)
 
 

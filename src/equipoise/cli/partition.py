@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     studies = []
     with shown(sys.stderr.isatty()):
         for name, partition in made:
-            studies.append(study(partition, view, workers, speeds=speeds, features=arguments.features, name=name, **options))
+            done = study(partition, view, workers, speeds=speeds, features=arguments.features, name=name, **options)
+            studies.append(done)
     _print(studies)
     if arguments.out:
         if len(studies) > 1:
@@ -127,12 +128,10 @@ def _print(studies: list[Study]) -> None:
         print("\n".join(f"{name:<{width}}{value}" for name, value in lines))
         print()
     rows = compare_rows(studies) if len(studies) > 1 else worker_rows(studies[0].report)
-    if len(studies) > 1:  # headings are long: one line per number
-        rows = [list(column) for column in zip(*rows, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        first, *rest = (cell.ljust(w) if not i else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        print("  ".join([first, *rest]).rstrip())
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
 
 
 def _speeds(text: str | None) -> list[float] | None:

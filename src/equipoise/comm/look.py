@@ -50,11 +50,16 @@ def look_cost(elements: int, itemsize: int, rank: int, size: int, look: Look) ->
 
 
 def added(findings: list[list[float]]) -> list[float]:
-    """The sums over pieces, in their order (the builtin `sum` rounds differently from one Python to the next)."""
-    totals = [0.0] * len(findings[0])
-    for numbers in findings:
-        totals = [a + b for a, b in zip(totals, numbers, strict=True)]
-    return totals
+    """The sums over pieces."""
+    return [add(list(column)) for column in zip(*findings, strict=True)]
+
+
+def add(values: list[float]) -> float:
+    """In order (the builtin `sum` rounds differently from one Python to the next)."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
 
 
 def bits(numbers: list[float], dtype: torch.dtype) -> torch.Tensor:

@@ -40,6 +40,7 @@ class ProcessComm(Comm):
         self.deterministic = deterministic
         self.timeout = timeout
         self._board = board  # where the launcher reads each worker's step
+        self._step = 0
         self._owner = False  # of the process group: whoever made it ends it
         self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
         self._shared = SharedMemory(self.rank, self.size, self.gather_objects)
@@ -84,21 +85,26 @@ class ProcessComm(Comm):
     def now(self) -> float:
         return 0.0
 
-    def computed(self, examples: float) -> None:
-        self._tell_step()
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        return self._step
 
-    def _tell_step(self) -> None:
+    @step.setter
+    def step(self, value: int) -> None:
+        """Told at once: a worker may die before it communicates again."""
+        self._step = value
         if self._heartbeat is not None:
-            self._heartbeat.step = self.step
+            self._heartbeat.step = value
         if self._board is not None:
-            self._board[self.rank] = self.step
+            self._board[self.rank] = value
+
+    def computed(self, examples: float) -> None: ...
 
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         """Turn a failed call into an error that names the worker which is missing."""
         if self._heartbeat is not None:
             self._heartbeat.calls += 1
-        self._tell_step()
         try:
             yield
         except RuntimeError as error:
@@ -186,12 +192,12 @@ class ProcessComm(Comm):
                     far.append(dist.P2POp(dist.isend, tensor, peer))
                     continue
                 if id(tensor) not in written:
-                    written[id(tensor)] = shared.write(tensor)
+                    written[id(tensor)] = shared.write(tensor, len(written))
                 works.append(shared.announce(written[id(tensor)], peer))
             if far:
                 works += [(work, None) for work in dist.batch_isend_irecv(far)]
-        shared.under_way += 1
-        return _Works(self, incoming, works, expected)
+        shared.under_way += max(1, len(written))
+        return _Works(self, incoming, works, expected, max(1, len(written)))
 
     def close(self) -> None:
         if self._heartbeat is not None:
@@ -207,8 +213,10 @@ class _Works(Pending):
         incoming: Mapping[int, torch.Tensor],
         works: list[tuple[Any, Any]],
         expected: dict[int, Expected],
+        written: int,
     ):
         super().__init__(incoming)
+        self.written = written
         self.comm, self.works, self.expected = comm, works, expected
         self.arrived = False
         self.lent: list[int] = []
@@ -227,7 +235,7 @@ class _Works(Pending):
             # gloo gives one Work per operation and nccl one for all: wait on every element.
             for work, _ in self.works:
                 work.wait()
-        self.comm._shared.under_way -= 1
+        self.comm._shared.under_way -= self.written
         return found
 
     def release(self) -> None:

@@ -92,7 +92,7 @@ class SharedMemory:
         here = rows[rank][0]
         self.pids = {r: pid for r, (where, pid) in enumerate(rows) if where and where == here}
         self.everybody = len(self.pids) == size
-        self.under_way = 0  # exchanges begun and not waited for
+        self.under_way = 0  # tensors of exchanges begun and not waited for
         self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
         self._others: dict[tuple[int, int], Segment] = {}
         self._due: dict[int, deque[Any]] = {}  # messages that a peer has still to send or this worker to read, in order
@@ -106,13 +106,13 @@ class SharedMemory:
         return peer in self.pids and tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LEAST
 
     # -- messages -------------------------------------------------------------------------------------------------
-    def write(self, tensor: torch.Tensor) -> Segment:
-        """Put a tensor where peers can read it."""
+    def write(self, tensor: torch.Tensor, before: int = 0) -> Segment:
+        """Put a tensor where peers can read it; the same exchange has written `before` others."""
         bytes = tensor.numel() * tensor.element_size()
         ring = self._own.setdefault(bytes, [])
         # Two more than are under way: the oldest then belongs to an exchange that is over at this end, so that waiting for
         # its readers cannot make two workers wait for each other.
-        segment = ring.pop(0) if len(ring) >= self.under_way + 2 else Segment.make(bytes)
+        segment = ring.pop(0) if len(ring) >= self.under_way + before + 2 else Segment.make(bytes)
         segment.reclaim()
         ring.append(segment)
         segment.tensor(tensor).copy_(tensor.view(-1))

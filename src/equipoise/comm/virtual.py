@@ -37,13 +37,13 @@ def set_rng_state(state: tuple[Any, ...]) -> None:
 
 def _swap_out() -> tuple[Any, ...]:
     """The generators of the worker that pauses. numpy's is kept as an object: its state takes longer to copy than to swap."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_bit_generator()
+    return torch.get_rng_state(), random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
 
 
 def _swap_in(state: tuple[Any, ...]) -> None:
     torch.set_rng_state(state[0])
     random.setstate(state[1])
-    np.random.set_bit_generator(state[2])
+    np.random.set_bit_generator(state[2])  # type: ignore[attr-defined]
 
 
 def seed_worker(seed: int, rank: int) -> None:
@@ -120,6 +120,9 @@ class World:
                 pass
             for thread in pool:
                 thread.join()
+        except BaseException as error:  # a second Ctrl-C does not wait; workers unwind at their next hand-over
+            self.failure = self.failure or (0, error)
+            raise
         finally:
             torch.set_num_threads(before)
             _swap_in(own)

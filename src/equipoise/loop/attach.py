@@ -128,10 +128,10 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         clock, flat = self.clock, self.flat
         if self._talks and not self.period.lockstep:
             clock.due = self.period.due(clock)
-        if clock.due:
+        if clock.due or self.sync.lands:
             self.sync.after_step(flat.gather())
             flat.scatter()
-            if self.buffer_policy == "average" and len(self.buffers):
+            if clock.due and self.buffer_policy == "average" and len(self.buffers):
                 self.buffers.scatter(self.comm.mean(self.buffers.gather()))
         clock.step += 1
         clock.samples += self.batch

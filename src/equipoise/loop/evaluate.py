@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..comm.virtual import rng_state, set_rng_state
 from ..data.source import Source
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from .attach import attach
     from .worker import Worker
 
-    Trained = Worker | attach
+    Trained: TypeAlias = Worker | attach
 
 _CHUNK = 512  # examples per forward pass
+_BLOCK = 1 << 20  # parameters averaged at once
 
 
 def evaluate(worker: Worker, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
@@ -60,9 +62,21 @@ def vector_of(worker: Trained, name: str) -> torch.Tensor | None:
     if name == "local":
         return worker.flat.gather().clone()
     if name == "mean":
-        return worker.comm.mean(worker.flat.gather().clone())
+        return _mean(worker)
     centre = worker.sync.centre()
     return None if centre is None else centre.clone()
+
+
+def _mean(worker: Trained) -> torch.Tensor:
+    """In double precision, a block at a time: the mean of equal models is that model to the bit, on any number of workers."""
+    x = worker.flat.gather()
+    if worker.comm.size == 1:
+        return x.clone()
+    mean = torch.empty_like(x)
+    for start in range(0, len(x), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        mean[part] = worker.comm.mean(x[part].double())
+    return mean
 
 
 @contextlib.contextmanager
@@ -97,7 +111,13 @@ def swapped(worker: Trained, vector: torch.Tensor, own: bool) -> Iterator[None]:
 
 def _recompute(worker: Worker) -> None:
     """Re-estimate BatchNorm statistics: one pass over this worker's examples, averaged over workers."""
-    norms = [m for m in worker.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    recompute_statistics(worker.model, worker.job.train, worker.position.block, worker.job.device)
+    worker.buffers.scatter(worker.comm.mean(worker.buffers.gather()))
+
+
+def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, device: torch.device) -> None:
+    """Replace BatchNorm's running statistics by those of these examples; the model is left in eval mode."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [m.momentum for m in norms]
     for m in norms:
         m.reset_running_stats()
@@ -105,13 +125,12 @@ def _recompute(worker: Worker) -> None:
         m.train()
     with torch.no_grad():
         # Equal parts: each weighs the same in the average, and none is a single example, which has no variance.
-        for part in np.array_split(worker.position.block, -(-len(worker.position.block) // _CHUNK)):
-            inputs, _ = worker.job.train.batch(part)
-            worker.model(inputs.to(worker.job.device))
+        for part in np.array_split(indices, -(-len(indices) // _CHUNK)):
+            inputs, _ = source.batch(part)
+            model(inputs.to(device))
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum
         m.eval()
-    worker.buffers.scatter(worker.comm.mean(worker.buffers.gather()))
 
 
 @torch.no_grad()
@@ -136,7 +155,7 @@ def consensus(worker: Worker) -> float:
         return 0.0
     with worker.comm.uncounted():
         x = worker.flat.gather()
-        apart = worker.comm.mean(x.clone()).sub_(x)
+        apart = _mean(worker).sub_(x)
         square = torch.linalg.vector_norm(apart, dtype=torch.float64).pow(2).reshape(1)
         return float(worker.comm.gather(square).mean().sqrt())
 

@@ -28,9 +28,9 @@ class Probe:
         dropout is off and BatchNorm is frozen, so parts are independent.
         """
         worker, job = self.worker, self.worker.job
-        examples = max(parts, min(examples, len(job.train)) // parts * parts)
-        stream = np.random.default_rng([job.seed, 53, number])
-        drawn = stream.choice(len(job.train), examples, replace=examples > len(job.train))
+        examples = max(1, examples // parts) * parts
+        # With replacement: parts that avoid each other's examples would seem noisier than they are.
+        drawn = np.random.default_rng([job.seed, 53, number]).integers(len(job.train), size=examples)
         with undisturbed(worker):
             seed_worker(job.seed + 53, number)  # for data sets that transform what they give
             for part in np.split(drawn, parts):

@@ -58,6 +58,14 @@ class Position:
         self.before = 0
 
     @property
+    def consumed(self) -> int:
+        return self.context.consumed
+
+    @consumed.setter
+    def consumed(self, value: int) -> None:
+        self.context.consumed = value
+
+    @property
     def part_done(self) -> float:
         """The part of this epoch's examples that has been taken."""
         return (self.before + sum(self.taken)) / (self.before + sum(self.lengths))
@@ -152,7 +160,7 @@ class Sampler:
         source = data if isinstance(data, Source) else Source(data)
         blocks = shared_blocks(partition or IID(), source.view(), self.comm, seed)
         mine = blocks[self.comm.rank]
-        context = Context(self.comm, seed=seed, examples=len(mine), share=len(mine) / len(source))
+        context = Context(self.comm, seed=seed, examples=len(mine), share=len(mine) / len(source), whole=len(source))
         context.shares = [len(block) / len(source) for block in blocks]
         self.batch = (batch if isinstance(batch, Batch) else Fixed(batch)).bind(context)
         self.order = (order or Reshuffle()).bind(context)

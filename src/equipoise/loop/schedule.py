@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import UserError
+
 if TYPE_CHECKING:
+    from ..batch.evidence import Evidence
     from .worker import Worker
 
 
@@ -25,17 +28,43 @@ def factor(kind: str, warmup: float, done: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * rest)) if kind == "cosine" else 1.0
 
 
+def gain(scaling: str, scale: float, first: float, evidence: Evidence | None) -> float:
+    """What the learning rate is multiplied by when all workers' batch is `scale` times the `first` one.
+
+        linear: S        sqrt: sqrt(S)        adascale: (s + q) / (s / S + q),  s = tr S / first batch, q = |G|^2
+
+    AdaScale grows with the batch as long as noise rules and no longer once the gradient does; it lies between 1 and S.
+    References: Goyal et al., 2017 (arXiv 1706.02677); Johnson, Agrawal, Gu, Guestrin, AdaScale SGD, ICML 2020.
+    """
+    if scaling == "linear":
+        return scale
+    if scaling == "sqrt":
+        return math.sqrt(scale)
+    if scaling == "adascale" and evidence is not None and scale != 1.0:
+        noise, signal = evidence.variance / first, max(evidence.square, 0.0)
+        return (noise + signal) / (noise / scale + signal) if noise > 0 else 1.0
+    return 1.0
+
+
 class Schedule:
     """Sets the learning rate of one worker's optimizer before every step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, kind: str, warmup: float):
-        self.optimizer, self.kind, self.warmup = optimizer, kind, warmup
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, kind: str = "constant", warmup: float = 0.0, scaling: str = "none"
+    ):
+        self.optimizer, self.kind, self.warmup, self.scaling = optimizer, kind, warmup, scaling
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.worker: Worker | None = None
 
     def follow(self, worker: Worker) -> None:
         """Take the progress from this worker from now on."""
         self.worker = worker
+        if self.scaling == "adascale" and not worker.batch.watches:
+            raise UserError(
+                "adascale reads the noise that a batch rule measures: use --batch norm-test or another one that does, "
+                "or scale the learning rate by linear or sqrt"
+            )
+        self.first = sum(worker.batch.sizes())  # the rates are those for the batch that the run begins with
         self._set(worker.clock.step)
 
     def step(self) -> None:
@@ -43,7 +72,10 @@ class Schedule:
         self._set(self.worker.clock.step + 1)
 
     def _set(self, coming: int) -> None:
+        assert self.worker is not None
+        batch = self.worker.batch
         scale = factor(self.kind, self.warmup, self._done(coming))
+        scale *= gain(self.scaling, sum(batch.sizes()) / self.first, self.first, batch.evidence)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * scale
 

@@ -138,7 +138,7 @@ def train(
 def prepare(job: Job, resume: bool | int) -> None:
     """Make the run's folder, or find the checkpoint in it."""
     from ..checkpoint.match import refuse_mismatch
-    from ..checkpoint.store import choose, read_manifest
+    from ..checkpoint.store import available, choose, read_manifest
     from ..launch.current import under_torchrun
 
     assert job.folder is not None
@@ -148,7 +148,7 @@ def prepare(job: Job, resume: bool | int) -> None:
         return
     # Under torchrun every process comes here: the first one alone may claim the folder.
     first = not under_torchrun() or os.environ["RANK"] == "0"
-    if first and (job.folder / "events.jsonl").exists():
+    if first and ((job.folder / "events.jsonl").exists() or available(job.folder)):
         raise CheckpointError(f"{job.folder} holds a run already: resume it, or choose another folder")
     try:
         job.folder.mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,7 @@ from ..sync.none import NoSync
 from ..vector import Buffers, Flat
 from .agree import Control, make_equal
 from .evaluate import evaluate, finish, health
+from .examples import example_gradients
 from .job import Job
 from .pace import Lockstep, OwnPace
 from .probe import Probe
@@ -50,9 +51,11 @@ class Worker:
         mine = len(blocks[comm.rank])
         share, probe = mine / len(job.train), Probe(self)
         self.context = Context(comm, seed=job.seed, examples=mine, share=share, flat=self.flat, probe=probe)
+        self.context.whole, self.context.emit = len(job.train), lambda event, **fields: self.observer.emit(event, **fields)
+        self.context.example_gradients = lambda count: example_gradients(self, count)
         self.context.shares = [len(block) / len(job.train) for block in blocks]
         self.clock = self.context.clock
-        self.optimizer = job.optimizer(self.model.parameters())
+        self.optimizer = self.context.optimizer = job.optimizer(self.model.parameters())
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         self.order = job.order.bind(self.context)
         self.batch = job.batch.bind(self.context)
@@ -61,8 +64,7 @@ class Worker:
         self.sync = (job.sync if comm.size > 1 else NoSync()).bind(self.context)
         self.signal = BatchGradient().bind(self.context)
         self.talks = not isinstance(self.sync, NoSync)
-        self.watched = self.order.watches or self.batch.watches
-        self.needs_flat = self.sync.uses_gradient or self.watched or job.nonfinite == "skip"
+        self.needs_flat = self.sync.uses_gradient or self.order.watches or job.nonfinite == "skip"
         self.pace = Lockstep(self) if self.period.lockstep or not self.talks else OwnPace(self)
         if self.order.coordinated and not self.pace.lockstep:
             raise UserError(f"{type(self.order).__name__} needs all workers in step, but this period lets each take its own: use id-grab")
@@ -73,6 +75,7 @@ class Worker:
         if isinstance(self.scheduler, Schedule):
             self.scheduler.follow(self)
         self.observer = Observer(self)
+        self.saved: set[int] = set()  # steps of the checkpoints that this run has written
         if job.resume is not None:
             load_worker(self, job.resume)
 
@@ -98,24 +101,26 @@ class Worker:
     def step(self) -> float:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
         job, clock, flat, sync = self.job, self.clock, self.flat, self.sync
-        indices, places = self.position.take()
+        self.indices, places = self.position.take()
+        indices = self.indices
         clock.batch = len(indices)
         self.context.reference = max(self.batch.sizes())
         clock.lr = self.optimizer.param_groups[0]["lr"]
-        clock.due = self.talks and self.pace.lockstep and self.period.due(clock)
+        due = self.pace.lockstep and (self.talks or self.batch.watches) and self.period.due(clock)
+        clock.due = self.talks and due
         self.comm.step = clock.step + 1
         kept = [b.clone() for b in self.model.buffers()] if job.nonfinite == "skip" else []
+        began, now = time.perf_counter(), self.comm.now
         self.context.loss = loss = self.backward(indices)
         self.comm.computed(len(indices) * self.cost)
+        clock.busy += self.comm.now - now if self.comm.virtual else time.perf_counter() - began
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
         if not self.healthy(loss, g, indices):
             clock.batch = 0
             for buffer, before in zip(self.model.buffers(), kept, strict=False):
                 buffer.copy_(before)  # BatchNorm has seen what made the loss NaN
-        if self.watched and clock.batch:
-            assert g is not None
-            if self.batch.watches:
-                self.batch.observe(self.signal.vectors(g))
+        if self.batch.watches:
+            self.batch.observe(clock.due or (due and self.comm.size == 1))
         if self.order.watches and places is not None:
             seen = self.order.watcher.view() if clock.batch else None
             self.order.observe(places if clock.batch else places[:0], seen)
@@ -130,11 +135,13 @@ class Worker:
             self.optimizer.step()
         if not self.pace.lockstep:
             clock.due = self.period.due(clock)
-        if clock.due:
+        if clock.due or sync.lands:
             sync.after_step(flat.gather())
             flat.scatter()
-            if job.buffers == "average" and len(self.buffers):
+            if clock.due and job.buffers == "average" and len(self.buffers):
                 self.buffers.scatter(self.comm.mean(self.buffers.gather()))
+        if self.batch.watches:
+            self.batch.settle()
         if self.scheduler is not None:
             self.scheduler.step()
         clock.step += 1

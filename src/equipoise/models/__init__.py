@@ -7,5 +7,6 @@ from .lstm import LSTM
 from .mlp import MLP
 from .resnet import ResNet
 from .transformer import Transformer
+from .vgg import VGG
 
-__all__ = ["LSTM", "MLP", "LeNet", "Logistic", "Model", "ResNet", "Transformer"]
+__all__ = ["LSTM", "MLP", "VGG", "LeNet", "Logistic", "Model", "ResNet", "Transformer"]

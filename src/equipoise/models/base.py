@@ -15,7 +15,7 @@ from ..method import Plain
 Kind = Literal["image", "vector", "tokens"]
 
 FITTING: dict[Kind, str] = {
-    "image": "logistic, mlp, lenet or resnet",
+    "image": "logistic, mlp, lenet, vgg or resnet",
     "vector": "logistic or mlp",
     "tokens": "lstm or transformer",
 }

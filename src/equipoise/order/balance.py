@@ -77,14 +77,15 @@ def projected(
     total: torch.Tensor, view: View, terms: np.ndarray, centre: torch.Tensor | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`<S, v_k>` and `<v_j, v_k>`, less the regions of the view."""
-    products = terms @ _array(view.products(total))
-    gram = terms @ _array(view.gram()) @ terms.T
+    weights = torch.from_numpy(terms)
+    products = weights @ view.products(total).double().cpu()
+    gram = weights @ view.gram().double().cpu() @ weights.T
     if centre is not None:
         inside = _outside(centre, view.regions())
-        with_centre = terms @ _array(view.products(centre))
-        products = products - float(_outside(total, view.regions()) @ inside)
-        gram = gram - with_centre[:, None] - with_centre[None] + float(inside @ inside)
-    return products, gram
+        with_centre = weights @ view.products(centre).double().cpu()
+        products -= float(_outside(total, view.regions()) @ inside)
+        gram += float(inside @ inside) - with_centre[:, None] - with_centre[None]
+    return products.numpy(), gram.numpy()
 
 
 def _streamed(
@@ -131,7 +132,3 @@ def _outside(vector: torch.Tensor, regions: list[slice]) -> torch.Tensor:
 
 def _tensor(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(values, dtype=like.dtype, device=like.device)
-
-
-def _array(values: torch.Tensor) -> np.ndarray:
-    return values.detach().cpu().numpy().astype(np.float64)

@@ -33,10 +33,8 @@ def flower_partitioner(blocks: Sequence[np.ndarray]) -> Any:
         def load_partition(self, partition_id: int) -> Any:
             found = self.dataset.select(blocks[partition_id].tolist())
             if sum(map(len, blocks)) != len(self.dataset):
-                raise UserError(
-                    f"the blocks hold {sum(map(len, blocks))} examples and the data set {len(self.dataset)}: they were made "
-                    "for other data"
-                )
+                total = sum(map(len, blocks))
+                raise UserError(f"blocks of {total} examples for {len(self.dataset)} rows: they were made for other data")
             return found
 
         @property

@@ -49,6 +49,15 @@ def read_blocks(path: str | Path) -> list[np.ndarray]:
     return blocks
 
 
+def read_speeds(path: str | Path) -> list[float] | None:
+    """The speeds that a partition file was made for, where it says them."""
+    try:
+        found = json.loads(Path(path).read_text()).get("speeds")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} is not a partition file ({type(error).__name__})") from None
+    return [float(rate) for rate in found] if isinstance(found, list) else None
+
+
 def write_blocks(path: str | Path, blocks: list[np.ndarray], **extra: object) -> None:
     """Write a partition file that `from-file` reads."""
     Path(path).write_text(json.dumps({"blocks": [block.tolist() for block in blocks], **extra}))

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import UserError
 from .audit import audit
 from .base import Partition, View
-from .from_file import write_blocks
+from .from_file import FromFile, read_speeds, write_blocks
 from .strata import strata
 
 
@@ -59,13 +59,13 @@ def study(
         blocks = partition.blocks(view, workers, seed)
     seconds = time.perf_counter() - started
     groups, kinds = strata(view, getattr(partition, "bins", 10), workers)
-    own = getattr(partition, "speeds", None)
+    own = read_speeds(partition.path) if isinstance(partition, FromFile) else getattr(partition, "speeds", None)
     chosen = features if features is not None else getattr(partition, "features", "inputs")
     report = audit(
         feature_array(view, chosen),
         groups,
         blocks,
-        own if isinstance(own, list) else speeds,
+        own if isinstance(own, list) and speeds is None else speeds,
         values=values,
         notes=notes or kinds,
         splits=splits,

@@ -14,10 +14,10 @@ _POINTS = 2000  # in a scatter plot
 
 def class_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
     """A stacked bar per worker: how many examples of each class; one panel per partition."""
-    figure = _figure(4.6 * min(2, len(reports)), 2.7 * -(-len(reports) // 2))
+    columns = min(2, len(reports))
+    figure = _figure(9.2, 2.7 * -(-len(reports) // columns))
     if figure is None:
         return None
-    columns = min(2, len(reports))
     panels = figure.subplots(-(-len(reports) // columns), columns, squeeze=False, sharey=True).reshape(-1)
     for axes, (name, report) in zip(panels, reports.items(), strict=False):
         counts = _grouped(np.asarray(report["counts"]))
@@ -56,7 +56,7 @@ def scatter(features: np.ndarray, groups: np.ndarray, blocks: list[np.ndarray]) 
 
 def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
     """Squared MMD of every worker's block relative to a random one (1), on average and the worst."""
-    figure = _figure(7.0, 0.5 + 0.45 * len(reports))
+    figure = _figure(9.2, 0.8 + 0.4 * len(reports))
     if figure is None:
         return None
     axes = figure.subplots()
@@ -68,7 +68,7 @@ def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
     axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(reports)), list(reports))
     axes.invert_yaxis()
-    axes.set_xlabel("squared MMD relative to a stratified-random block (bar: mean, dots: workers)")
+    axes.set_xlabel("squared MMD / that of a random block")
     return _png(figure, [axes])
 
 

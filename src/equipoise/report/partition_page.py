@@ -64,13 +64,13 @@ def worker_rows(report: dict[str, Any]) -> list[list[str]]:
 
 
 def compare_rows(studies: list[Study]) -> list[list[str]]:
-    """A heading, then a row per partition."""
+    """A column per partition under its name: the headings are too long to stand side by side."""
     names = [key for key in WORDS if any(summary(s.report)[key] is not None for s in studies)]
     rows = [["partition", *(WORDS[name] for name in names), "seconds"]]
     for one in studies:
         numbers = summary(one.report)
         rows.append([one.name, *(_number(numbers[name]) for name in names), f"{one.seconds:.2f}"])
-    return rows
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def facts(one: Study) -> list[tuple[str, str]]:
@@ -86,7 +86,8 @@ def facts(one: Study) -> list[tuple[str, str]]:
             found.append((WORDS[name], _number(numbers[name])))
     if report["epoch_gain"] is not None:
         ideal = report["epoch_gain_ideal"]
-        found.append(("epoch time", f"{report['epoch_gain']:.2f} times shorter than with an even split (ideal {ideal:.2f})"))
+        words = f"{report['epoch_gain']:.2f} times shorter than with an even split (ideal {ideal:.2f})"
+        found.append(("epoch time", words))
     return found + [("note", note) for note in report["notes"]]
 
 
@@ -105,8 +106,9 @@ def _single(one: Study, features: np.ndarray, groups: np.ndarray) -> list[str]:
 
 def _several(studies: list[Study]) -> list[str]:
     reports = {one.name: one.report for one in studies}
-    parts = ["<h1>Partitions side by side</h1>", _table(compare_rows(studies), first=True)]
-    parts += _image(distance_bars(reports), "Distance from the whole", "Squared MMD relative to stratified-random blocks")
+    parts = ["<h1>Partitions side by side</h1>", _table(compare_rows(studies), heads=True, first=True)]
+    words = "Squared MMD relative to stratified-random blocks; bar: mean, dots: workers"
+    parts += _image(distance_bars(reports), "Distance from the whole", words)
     return parts + _image(class_bars(reports), "Classes", "Examples per worker by class; dashes: the sizes wanted")
 
 

@@ -36,7 +36,7 @@ class Exact(Signal):
     def start(self) -> None:
         self.model: nn.Module | None = None
         self.passes: list[tuple[list[Part], int]] = []
-        self.before: torch.Tensor | None = None
+        self.before = torch.zeros(0)
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
@@ -44,12 +44,13 @@ class Exact(Signal):
             refuse_batch_norm(model)
             self._lay_out(model)
             earlier = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
-        if not self.passes:
-            self.before = self._sample()
+        elif not self.passes:
+            self.before = self._sample(self._gradients())
         with calls_of(self.layers) as calls:
             yield
         if model is not self.model:
             self._leave_out_misfits(calls, earlier, examples)
+            self.before = self._sample(earlier)
             self.model = model
         self.passes.append((self._parts(calls, examples), examples))
 
@@ -67,7 +68,7 @@ class Exact(Signal):
         view = views[0]
         for later in views[1:]:
             view = view.join(later)
-        view.sample = (self._sample() - self.before) * examples
+        view.sample = (self._sample(self._gradients()) - self.before) * examples
         return view
 
     def _lay_out(self, model: nn.Module) -> None:
@@ -86,7 +87,6 @@ class Exact(Signal):
         self.layers = list(self.rules)
         self.dtype = torch.float64 if self.parameters[0].dtype == torch.float64 else torch.float32
         self.one = torch.ones((), dtype=self.dtype, device=self.parameters[0].device)
-        self.strides = [max(1, self.dimension // SAMPLE)] * len(self.parameters)
 
     def _places(self, module: nn.Module) -> Places:
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -127,11 +127,14 @@ class Exact(Signal):
                 "the order does not see %.1f %% of the parameters (%s): no rule for their layer; %s", 100 * share, names, other
             )
 
-    def _sample(self) -> torch.Tensor:
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [p.grad for p in self.parameters]
+
+    def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
         """Evenly spaced coordinates of the gradient: enough for its norm, nothing beside a step."""
-        found = []
-        for p, stride in zip(self.parameters, self.strides, strict=True):
+        stride, found = max(1, self.dimension // SAMPLE), []
+        for p, gradient in zip(self.parameters, gradients, strict=True):
             if id(p) in self.place:
-                flat = p.reshape(-1)[::stride] if p.grad is None else p.grad.reshape(-1)[::stride]
-                found.append(torch.zeros_like(flat) if p.grad is None else flat)
+                count = -(-p.numel() // stride)
+                found.append(self.one.new_zeros(count) if gradient is None else gradient.reshape(-1)[::stride])
         return torch.cat(found).to(self.dtype)

@@ -49,14 +49,9 @@ class Layers(View):
     def _plan(self, part: Part, tied: bool) -> None:
         if isinstance(part, (Outer, Convolved)):
             count, t, p, q = part.shape
-            straight = t * p * q  # multiplications for the gradient of one example
-            ways = {
-                "ghost": 2 * count * straight + count * count * t * t * (p + q),
-                "made": count * straight + count * (count + 2) * p * q,
-                "streamed": count * straight + count * 2 * _PASS * p * q,
-            }
+            ways = ways_of(count, t, p, q)
             # Memory: what is made of all layers together stays within a few gradients.
-            if count * p * q > self.dimension // 2 and count * p * q > 1 << 16:
+            if len(ways) > 1 and count * p * q > max(self.dimension // 2, 1 << 16):
                 del ways["made"]
             if isinstance(part, Convolved) and part.groups > 1:
                 ways = {"made": 0}
@@ -130,6 +125,16 @@ class Layers(View):
             plain = {n: v for n, v in vars(part).items() if n not in tensors}
             parts.append({"kind": type(part).__name__, **plain, **{n: t.clone() for n, t in tensors.items()}})
         return {"parts": parts, "scale": self.scale.clone(), "dimension": self.dimension}
+
+
+def ways_of(count: int, t: int, p: int, q: int) -> dict[str, int]:
+    """Multiplications that each way takes for `count` examples of a p x q map that is applied t times."""
+    straight = count * t * p * q
+    return {
+        "ghost": 2 * straight + count * count * t * t * (p + q),
+        "made": straight + count * (count + 2) * p * q,
+        "streamed": straight + count * 2 * _PASS * p * q,
+    }
 
 
 _KINDS: dict[str, type[Part]] = {kind.__name__: kind for kind in (Outer, Made, Lookup, Convolved)}

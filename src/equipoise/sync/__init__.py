@@ -7,6 +7,7 @@ from .d2 import D2 as D2
 from .d_psgd import DPSGD as DPSGD
 from .defacto import DeFacto as DeFacto
 from .detag import DeTAG as DeTAG
+from .diloco import DiLoCo as DiLoCo
 from .dsgdm_n import DSGDmN as DSGDmN
 from .dsgt import DSGT as DSGT
 from .eamsgd import EAMSGD as EAMSGD
@@ -23,3 +24,4 @@ from .periodic_average import PeriodicAverage as PeriodicAverage
 from .qg_dsgdm import QGDSGDm as QGDSGDm
 from .relay import RelaySGD as RelaySGD
 from .sgp import SGP as SGP
+from .slowmo import SlowMo as SlowMo

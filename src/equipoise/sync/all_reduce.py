@@ -6,7 +6,9 @@ from typing import ClassVar
 import torch
 
 from ..comm.ledger import mean_cost
+from ..comm.look import add
 from ..method import option
+from ..rider import sum_carrying
 from .base import Sync
 
 
@@ -27,7 +29,8 @@ class AllReduce(Sync):
 
     weights: str = option("size", help="weigh gradients by batch size, or all alike", choices=("size", "uniform"))
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        self.context.averages = "gradient"
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         flat, comm, clock = self.context.flat, self.context.comm, self.context.clock
@@ -37,7 +40,12 @@ class AllReduce(Sync):
         weight = clock.batch / self.context.reference if self.weights == "size" else float(clock.batch > 0)
         if weight != 1.0:
             g.mul_(weight)
-        if _exact(g.dtype):
+        rider = self.context.rider
+        if rider is not None and rider.aboard:
+            total = add(sum_carrying(self.context, g, weight, "gradient"))
+            if total:
+                g.div_(total)
+        elif _exact(g.dtype):
             message = flat.gradient_with_tail
             message[-1] = weight
             total = comm.weighted_mean(message)

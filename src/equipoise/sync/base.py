@@ -24,13 +24,15 @@ class Sync(Method):
     foresees: ClassVar[bool] = False  # must it know before the step whether a round follows?
     idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step all the same?
 
+    lands: ClassVar[bool] = False  # set in before_step: does a message arrive after this step, round or no round?
+
     @abstractmethod
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         """Called at every step, before the optimizer. `g` is None unless `uses_gradient`."""
 
     @abstractmethod
     def after_step(self, x: torch.Tensor) -> None:
-        """Called after the optimizer when a round is due."""
+        """Called after the optimizer when a round is due, or when something `lands`."""
 
     def finish(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
         """Called once after the last step: end what is still under way."""

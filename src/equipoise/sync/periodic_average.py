@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from ..comm.ledger import mean_cost
 from ..method import option
 from .base import Sync
+from .outer import STATES, WEIGHTS, Averaging, averaging_cost
 
 
 @dataclass
@@ -15,26 +16,37 @@ class PeriodicAverage(Sync):
 
         x_i <- sum_j w_j x_j,   w_j = n_j / n   (the workers' shares of the examples)
 
-    Works with any optimizer; its state (momentum, Adam's moments) stays local. `weights="uniform"` averages with
-    1/N instead. H = 1 with plain SGD and equal batches is data-parallel SGD.
+    Works with any optimizer. What becomes of its state (momentum, Adam's moments) at a round is a choice: it stays
+    local, is averaged in the same message (one vector more for each kind), or begins afresh. `weights="samples"` weighs by
+    what each worker consumed since the last round, for batches or paces that differ; `"uniform"` by 1/N. H = 1
+    with plain SGD and equal batches is data-parallel SGD, with unequal ones too if weighted by samples.
     Reference: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
     """
 
-    weights: str = option("size", help="weigh models by their worker's share of the examples, or all alike", choices=("size", "uniform"))
+    STATE: ClassVar[tuple[str, ...]] = ("since",)
 
-    def start(self) -> None: ...
+    weights: str = option("size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS)
+    state: str = option("local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES)
+
+    def start(self) -> None:
+        self.averaging = Averaging(self.context, self.weights, self.state)
+
+    @property
+    def since(self) -> int:
+        return self.averaging.since
+
+    @since.setter
+    def since(self, value: int) -> None:
+        self.averaging.since = value
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
     def after_step(self, x: torch.Tensor) -> None:
-        self.context.clock.rounds += 1
-        if self.weights == "uniform":
-            self.context.comm.mean(x)
-        else:
-            self.context.comm.sum(x.mul_(self.context.share))
+        self.averaging.average(x)
 
     def centre(self) -> torch.Tensor | None:
         return None
 
     def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(elements, itemsize, rank, size) if due else (0, 0)
+        bound = getattr(self, "averaging", None)
+        return averaging_cost(bound, self.weights, elements, itemsize, rank, size) if due else (0, 0)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import option
+from .adaptive import Adaptive, ratio
+from .evidence import Evidence
+
+
+@dataclass
+class CABS(Adaptive):
+    """Couple the batch to the learning rate: noise may move the loss by a fixed part of itself.
+
+        B = scale * a tr S / F        a: learning rate, F: the loss, which must be positive and tend to zero
+
+    Sizes go both ways by default: they fall with the learning rate. Made for plain SGD; with another optimizer
+    `a` is not the length of the step and `scale` has to make up for it.
+    Reference: Balles, Romero, Hennig, Coupling Adaptive Batch Sizes with Learning Rates, UAI 2017.
+    """
+
+    shrink: bool = option(True, help="let sizes fall again, not below the start")
+    scale: float = option(1.0, help="batch in units of a tr S / F", above=0)
+
+    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
+        need = ratio(self.scale * self.context.clock.lr * evidence.variance, evidence.loss)
+        return evidence.parts * need, {"test": need * evidence.noise, "loss": evidence.loss}

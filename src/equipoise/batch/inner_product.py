@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..method import option
+from .adaptive import Adaptive, ratio
+from .evidence import Evidence
+
+
+@dataclass
+class InnerProduct(Adaptive):
+    """Grow the batch when steps are not descent directions surely enough.
+
+        test:  Var_i <g_i, v> / n <= theta^2 |v|^4        v is the gradient under test, n the examples in it
+        else:  b <- Var_i <g_i, v> / (M theta^2 |v|^4), rounded up
+
+    Weaker than the norm test: noise across the gradient is let pass, so batches stay smaller. Across workers the variance is
+    that of <v_m, v>, each worker counted with its examples. One number per worker more travels, and no vector.
+    Reference: Bollapragada, Byrd, Nocedal, Adaptive Sampling Strategies for Stochastic Optimization, SIAM J. Optim. 2018.
+    """
+
+    along: ClassVar[bool] = True
+
+    theta: float = option(0.9, help="how much noise along the gradient is tolerated", above=0)
+
+    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
+        need = along_need(evidence, self.theta)
+        return evidence.parts * need, {"test": need * evidence.noise, "along": evidence.along}
+
+
+def along_need(evidence: Evidence, theta: float) -> float:
+    """Examples in one gradient that would pass the test along it."""
+    return ratio(evidence.along / theta**2, evidence.norm**2)

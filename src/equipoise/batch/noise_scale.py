@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import option
+from .adaptive import Adaptive, ratio
+from .evidence import Evidence
+
+
+@dataclass
+class NoiseScale(Adaptive):
+    """As many examples per step as the gradient noise scale says, in total over workers.
+
+        B = scale * tr S / |G|^2
+
+    Below that size doubling the batch nearly halves the steps, above it hardly. Both estimates are unbiased and averaged over
+    tests, each by itself: their ratio is not. The norm test with debiasing and eta^2 = 1 / scale asks for the same.
+    Reference: McCandlish, Kaplan, Amodei, An Empirical Model of Large-Batch Training, 2018 (arXiv 1812.06162).
+    """
+
+    smoothing: float = option(0.9, help="weight of earlier tests in the measured noise", least=0, below=1)
+    scale: float = option(1.0, help="batch in units of the noise scale", above=0)
+
+    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
+        need = ratio(self.scale * evidence.variance, evidence.square)
+        return evidence.parts * need, {"test": need * evidence.noise}

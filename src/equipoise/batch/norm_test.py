@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..method import option
+from .adaptive import Adaptive, ratio
+from .evidence import Evidence
+
+
+@dataclass
+class NormTest(Adaptive):
+    """Grow the batch when the gradient's noise is large beside the gradient itself.
+
+        test:  V / n <= eta^2 |v|^2        V estimates tr S, v is the gradient under test, n the examples in it
+        else:  b <- min(most, max(b, ceil(V / (M eta^2 |v|^2))))
+
+    With `tested="mean"`, the default, v is the mean of all M workers' gradients at the last local step of a round and b
+    a worker's size, 1/M of what v needs; `tested="own"` tests each worker's gradient by itself, M times as strictly.
+    `debias=True` takes the noise out of |v|^2. Without it sizes settle at (1 - eta^2) of the size that passes the exact test,
+    which debiasing reaches; where only noise is left a test multiplies sizes by 1 / eta^2. So eta above 1 never
+    grows on noise alone, and far below 1 the first tests reach `most`: `growth` holds them back. A gradient that is
+    zero beside noise asks for as much as there may be; no gradient at all, or one that is not finite, changes nothing.
+    Any optimizer; the statistics are those of gradients, before clipping. With local steps workers are apart when they
+    look, which adds their disagreement to V.
+    Reference: Lau, Li, Xu, Liu, Kolar, Communication-Efficient Adaptive Batch Size Strategies for Distributed Local
+    Gradient Methods, 2024 (arXiv 2406.13936); Byrd, Chin, Nocedal, Wu, Mathematical Programming 2012.
+    """
+
+    eta: float = option(0.8, help="how much noise is tolerated, relative to the gradient", above=0)
+    debias: bool = option(False, help="take the noise out of the measured norm of the gradient")
+
+    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
+        norm = evidence.square if self.debias else evidence.norm
+        total = evidence.parts * ratio(evidence.variance / self.eta**2, norm)
+        return total, {"test": ratio(evidence.variance * evidence.noise / self.eta**2, norm)}

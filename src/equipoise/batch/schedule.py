@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UserError
+from ..method import option
+from .base import Batch
+
+
+@dataclass
+class Schedule(Batch):
+    """Sizes by a plan: `plan[0]` until `at[0]` has passed, then `plan[1]` until `at[1]`, and so on.
+
+    `at` counts epochs (parts of them too), samples of all workers, or steps. A change in the middle of an epoch neither loses
+    nor repeats an example.
+    Reference: Smith, Kindermans, Ying, Le, Don't Decay the Learning Rate, Increase the Batch Size, ICLR 2018.
+    """
+
+    plan: list[int] = option([16, 32, 64], help="sizes per worker, one after the other", least=1)
+    at: list[float] = option([1.0, 3.0], help="when the next size begins; one fewer than sizes", above=0)
+    unit: str = option("epochs", help="what `at` counts", choices=("epochs", "samples", "steps"))
+
+    def check(self) -> None:
+        if len(self.at) != len(self.plan) - 1 or any(a >= b for a, b in zip(self.at, self.at[1:], strict=False)):
+            raise UserError(
+                f"plan = {self.plan} with at = {self.at}: between two sizes there is one point, and points rise"
+            )
+
+    def start(self) -> None: ...
+
+    def sizes(self) -> list[int]:
+        context = self.context
+        done = context.clock.step if self.unit == "steps" else context.consumed
+        unit = context.whole if self.unit == "epochs" else 1
+        return [self.plan[sum(done >= point * unit for point in self.at)]] * context.size
+
+    def observe(self, due: bool) -> None: ...
+
+    def settle(self) -> None: ...

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..clock import Clock
+from ..method import option
+from .base import Period
+
+
+@dataclass
+class PostLocal(Period):
+    """A round at every one of the first `switch` optimizer steps, every H steps from then on.
+
+    The early phase, where gradients still change fast, is data-parallel with the periodic average and plain SGD; later
+    local steps save rounds and tend to find flatter minima.
+    Reference: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-batches, Use Local SGD, ICLR 2020.
+    """
+
+    switch: int = option(100, help="optimizer steps with a round each", least=0)
+    steps: int = option(8, help="optimizer steps between rounds after that (H)", least=1)
+
+    def start(self) -> None: ...
+
+    def due(self, clock: Clock) -> bool:
+        return clock.step < self.switch or (clock.step + 1 - self.switch) % self.steps == 0

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..clock import Clock
+from ..errors import UserError
+from ..method import option
+from .base import Period
+
+
+@dataclass
+class QSR(Period):
+    """The quadratic synchronisation rule: the smaller the learning rate, the rarer the rounds.
+
+        H = max(base, floor((alpha / lr)^2))
+
+    decided when a round begins, from the learning rate of its first step. While the rate warms up, which `warmup` says in
+    steps, H is `base`: a rate that is small at the start asks for the opposite. `most` bounds H where the rate goes to
+    zero. All workers have the same rate, so they agree. Made for schedules that decay (cosine, linear); with a
+    constant rate H is constant. Good alphas lie near the peak rate times 2 to 4.
+    Reference: Gu, Lyu, Arora, Zhang, Huang, A Quadratic Synchronization Rule for Distributed Deep Learning, ICLR 2024.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("until",)
+
+    base: int = option(4, help="fewest optimizer steps in a round", least=1)
+    alpha: float = option(0.2, help="H is the square of alpha / learning rate", above=0)
+    warmup: int = option(0, help="optimizer steps in which the learning rate rises", least=0)
+    most: int = option(1000, help="most optimizer steps in a round", least=1)
+
+    def check(self) -> None:
+        if self.most < self.base:
+            raise UserError(f"most = {self.most} is below base = {self.base}: raise it")
+
+    def start(self) -> None:
+        self.until = 0  # the step after which the round under way takes place
+
+    def due(self, clock: Clock) -> bool:
+        if clock.step >= self.until:
+            self.until = clock.step + self.length(clock)
+        return clock.step + 1 == self.until
+
+    def length(self, clock: Clock) -> int:
+        """H of a round that begins now."""
+        if clock.step < self.warmup:
+            return self.base
+        if clock.lr <= 0:
+            return self.most
+        return max(self.base, int(min(self.most, (self.alpha / clock.lr) ** 2)))

@@ -1,0 +1,52 @@
+"""Sign rules as functions, and what they make of the running sum."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from equipoise.order import PairBalance
+from equipoise.order.signs import greedy, halving, walk
+
+from .drive import floor, largest_prefix, sphere
+
+
+def never() -> float:
+    raise AssertionError("greedy draws nothing")
+
+
+def test_greedy_counts_a_tie_as_plus() -> None:
+    assert [greedy(x, 1.0, {}, never) for x in (-1.0, 0.0, 1e-300)] == [1, 1, -1]
+
+
+def test_walk_is_as_likely_as_it_says() -> None:
+    """+ with probability 1/2 - x / (2 c), c = 30 for unit vectors."""
+    generator = np.random.default_rng(0)
+    for product in (-15.0, 0.0, 6.0, 40.0):
+        share = np.mean([walk(product, 1.0, {}, generator.random) == 1 for _ in range(4000)])
+        assert share == pytest.approx(min(1.0, max(0.0, 0.5 - product / 60)), abs=0.03)
+
+
+def test_halving_follows_its_recursion() -> None:
+    """First ratio 0: width b^2, spread 2 b^2; afterwards width b^2 sqrt(spread L / b^2)."""
+    memory = {"epochs": 1.0}
+    assert halving(0.5, 4.0, memory, lambda: 1.0) == 1  # 0.5 <= 4 * (+1)
+    assert memory["spread"] == 8.0
+    penalty = math.log(8 * (1 + math.log(2)) * 2)
+    root = math.sqrt(8.0 * penalty / 4.0)
+    assert halving(4 * root * 0.99, 4.0, dict(memory), lambda: 1.0) == 1
+    assert halving(4 * root * 1.01, 4.0, memory, lambda: 1.0) == -1
+    assert memory["spread"] == pytest.approx(8.0 + 8.0 * max(0.0, penalty + 0.5 - root) / penalty)
+    assert halving(1.0, 0.0, memory, never) == 1  # a vector of zeros: nothing to decide
+
+
+def test_floors_of_the_rules() -> None:
+    """d = 16, N = 1024: greedy about 3; halving well below random, the walk with its constant not much below it."""
+    vectors = sphere(1024, 16)
+    found = {sign: floor(PairBalance(sign=sign), vectors, 15) for sign in ("greedy", "halving", "walk")}
+    random = largest_prefix(vectors)
+    assert found["greedy"] < 3.6
+    assert found["greedy"] < found["halving"] < 0.7 * random
+    assert found["halving"] < found["walk"] < random

@@ -1,0 +1,205 @@
+"""Measuring, what follows for batches and time, measuring again, and blocks that are computed once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise import speeds as speeds_module
+from equipoise.data.source import Source
+from equipoise.errors import UserError
+from equipoise.loop.job import Job, Length
+from equipoise.partition.base import Partition, View
+from equipoise.partition.renew import epochs_left, pays
+from equipoise.partition.share import job_blocks, shared_blocks
+
+X = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(150) % 3
+RATES = [100.0, 200.0, 400.0, 800.0]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+def job(**changes: Any) -> Job:
+    made = {"model": model, "loss": nn.CrossEntropyLoss(), "train": Source((X, Y)), "length": Length(epochs=3)}
+    return Job(**{**made, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1), **changes})
+
+
+def test_slower_steps_are_slower() -> None:
+    """Sleeps of 4 and 16 ms; a busy machine adds to both, so the bounds are wide."""
+
+    def work(comm: Any) -> list[float]:
+        return eq.measure_speeds(lambda: time.sleep(0.004 * (1 + 3 * comm.rank)), comm=comm, steps=2, warmup=1)
+
+    one, two = eq.launch(work, 2)
+    assert one == two
+    assert one[1] == 1.0
+    assert 2 < one[0] < 6
+
+
+def test_examples_count() -> None:
+    """Twice the examples in the same time is twice the speed."""
+
+    def work(comm: Any) -> list[float]:
+        return eq.measure_speeds(lambda: time.sleep(0.005), examples=1 + comm.rank, comm=comm, steps=2)
+
+    found = eq.launch(work, 2)[0]
+    assert 1.3 < found[1] / found[0] < 3
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"repetitions": 0}, {"warmup": -1}, {"examples": 0}])
+def test_impossible_measurements_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        eq.measure_speeds(lambda: None, **options)
+
+
+def test_batch_sizes() -> None:
+    assert eq.batch_sizes([1, 2, 4, 8], 30) == [8, 16, 32, 64]
+    assert eq.batch_sizes([1, 1, 1], 32) == [32, 32, 32]
+    assert sum(eq.batch_sizes([1, 2, 4, 8], 17)) == 68
+    assert eq.batch_sizes([1, 1000], 2) == [1, 3]
+    assert eq.batch_sizes([3, 6], 32) == eq.batch_sizes([1, 2], 32)
+    with pytest.raises(UserError, match="speed 0"):
+        eq.batch_sizes([0, 1], 8)
+    with pytest.raises(UserError, match="at least one example"):
+        eq.batch_sizes([1, 1], 0.5)
+
+
+def test_a_described_cluster_is_measured_exactly() -> None:
+    found = eq.launch(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
+    assert found[0] == pytest.approx(RATES)
+
+    def clock_stands_still(comm: Any) -> float:
+        speeds_module.job_rates(job(), comm)
+        return comm.now
+
+    assert eq.launch(clock_stands_still, 4, virtual=True, cluster=eq.Cluster(RATES)) == [0.0] * 4
+
+
+def test_measured_blocks_follow_the_cluster_and_survive_a_resume(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "workers": 4,
+        "partition": eq.partition.Submodular(speeds="measure"),
+        "batch": eq.batch.Proportional(5),
+        "cluster": eq.Cluster(RATES),
+    }
+    whole = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, **options)
+    assert [w["samples"] for w in whole.result["workers"]] == [20, 40, 80, 160]
+    out = tmp_path / "run"
+    eq.train(model, nn.CrossEntropyLoss(), (X, Y), steps=7, out=out, **options)
+    # Another cluster would be measured differently; the blocks of the checkpoint hold.
+    options["cluster"] = eq.Cluster([100.0] * 4)
+    again = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, out=out, resume=True, **options)
+    assert again.result["params_sha256"] == whole.result["params_sha256"]
+
+
+def test_dealing_anew_pays_where_it_saves_more_than_it_costs() -> None:
+    sizes, rates = [50, 50], [1.0, 4.0]  # 50 s an epoch now, 20 s if proportional
+    assert pays(sizes, rates, epochs_left=2, cost=59)
+    assert not pays(sizes, rates, epochs_left=2, cost=61)
+    assert not pays([20, 80], rates, epochs_left=1000, cost=0)  # already proportional
+    assert not pays(sizes, rates, epochs_left=0, cost=0)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_workers_that_change_speed_get_other_blocks(
+    divided: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = {0: [1.0, 1.0], 1: [1.0, 4.0] if divided else [1.0, 1.005]}
+
+    def rates(job: Job, comm: Any) -> list[float]:
+        known = comm.__dict__.setdefault("measured", [])
+        known.append(1)
+        return table[min(len(known) - 1, 1)]
+
+    monkeypatch.setattr(speeds_module, "job_rates", rates)
+    partition = eq.partition.Stratified(speeds="measure", remeasure=1)
+    loss = nn.CrossEntropyLoss()
+    options: dict[str, Any] = {"workers": 2, "partition": partition, "batch": eq.batch.Proportional(5)}
+    run = eq.train(model, loss, (X, Y), epochs=3, out=tmp_path / "run", **options)
+    samples = [w["samples"] for w in run.result["workers"]]
+    assert samples == ([75 + 30 + 30, 75 + 120 + 120] if divided else [225, 225])
+    told = [e for e in run.events if e["event"] == "speeds" and e["worker"] == 0]
+    assert [e["divided"] for e in told] == ([True, False] if divided else [False, False])
+    if divided:
+        table[0] = table[1]
+        resumed = eq.train(model, loss, (X, Y), epochs=4, out=tmp_path / "run", resume=True, **options)
+        assert [w["samples"] for w in resumed.result["workers"]] == [165, 435]
+
+
+def test_epochs_left() -> None:
+    class Stub:
+        job = job(length=Length(epochs=5, steps=100))
+        clock = type("Clock", (), {"epoch": 2, "step": 20})
+        position = type("Position", (), {"consumed": 300})
+
+    assert epochs_left(Stub()) == 3  # 80 steps are 8 epochs, 3 epochs are less
+    Stub.job = job(length=Length(budget=10.0))
+    assert epochs_left(Stub()) == 1
+    Stub.job = job(length=Length(samples=450))
+    assert epochs_left(Stub()) == 1
+
+
+@dataclass
+class Counted(Partition):
+    """Writes down every time it is asked."""
+
+    path: str = ""
+
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        with open(self.path, "a") as file:
+            file.write("asked\n")
+        return np.array_split(rng.permutation(view.examples), workers)
+
+
+@dataclass
+class Refusing(Partition):
+    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        raise UserError("no way: do something else")
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_blocks_are_computed_once(virtual: bool, tmp_path: Path) -> None:
+    file = tmp_path / "asked"
+    run = eq.train(
+        model, nn.CrossEntropyLoss(), (X, Y), workers=3, partition=Counted(str(file)), steps=2, virtual=virtual
+    )
+    assert run.result["steps"] == 2
+    assert file.read_text() == "asked\n"
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_worker_0_computes_and_all_have_the_same(virtual: bool, tmp_path: Path) -> None:
+    """As under torchrun, where no parent could do it before."""
+    file = tmp_path / "asked"
+
+    def work(comm: Any) -> list[list[int]]:
+        before = comm.ledger.bytes
+        blocks = job_blocks(job(partition=Counted(str(file))), comm)
+        assert comm.ledger.bytes == before
+        return [block.tolist() for block in blocks]
+
+    found = eq.launch(work, 3, virtual=virtual)
+    assert file.read_text() == "asked\n"
+    assert found[0] == found[1] == found[2]
+    assert found[0] == [b.tolist() for b in Counted(str(file)).blocks(Source((X, Y)).view(), 3, 0)]
+
+
+def test_what_worker_0_refuses_is_raised_on_all() -> None:
+    def work(comm: Any) -> str:
+        with pytest.raises(UserError, match="no way") as caught:
+            shared_blocks(Refusing(), Source((X, Y)).view(), comm, 0)
+        return str(caught.value)
+
+    assert eq.launch(work, 2) == ["no way: do something else"] * 2

@@ -1,0 +1,137 @@
+"""What classes stand for where there are none, and what examples are compared by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.data.source import Source
+from equipoise.errors import DataError, UserError
+from equipoise.features import feature_array
+from equipoise.partition.base import View
+from equipoise.partition.strata import strata
+from equipoise.partition.submodular import view_of
+
+X = np.random.default_rng(0).standard_normal((60, 5))
+
+
+def test_classes_as_they_are() -> None:
+    labels = np.random.default_rng(1).choice([3, 7, 9], 60)
+    groups, notes = strata(view_of(X, labels), 10, 4)
+    assert np.array([3, 7, 9])[groups].tolist() == labels.tolist()
+    assert notes == []
+
+
+def test_no_targets_is_one_class() -> None:
+    groups, notes = strata(view_of(X), 10, 4)
+    assert set(groups) == {0}
+    assert "no labels" in notes[0]
+
+
+def test_real_targets_by_quantiles() -> None:
+    targets = np.random.default_rng(2).standard_normal(60)
+    groups, notes = strata(view_of(X, targets), 4, 4)
+    assert np.bincount(groups).tolist() == [15, 15, 15, 15]
+    assert targets[groups == 0].max() < targets[groups == 1].min()  # bins are ranges
+    assert "4 quantile bins" in notes[0]
+    assert strata(view_of(X, targets[:, None]), 4, 4)[0].tolist() == groups.tolist()
+    assert set(strata(view_of(X, np.zeros(60)), 4, 4)[0]) == {0}
+
+
+def test_several_real_targets_by_their_main_direction() -> None:
+    rng = np.random.default_rng(3)
+    main = rng.standard_normal(60)
+    targets = np.stack([main, -main], axis=1) + 0.01 * rng.standard_normal((60, 2))
+    groups, _ = strata(view_of(X, targets), 3, 4)
+    means = [main[groups == g].mean() for g in range(3)]
+    assert abs(means[2] - means[0]) > 1.5
+
+
+def test_several_labels_by_combination_with_rare_ones_together() -> None:
+    labels = np.zeros((60, 3), dtype=np.int64)
+    labels[:30, 0] = 1
+    labels[30:58, 1] = 1
+    labels[58, 2] = 1  # and 59 has none: two combinations of one example each
+    groups, notes = strata(view_of(X, labels), 10, 4)
+    assert sorted(np.bincount(groups).tolist()) == [2, 28, 30]
+    assert groups[58] == groups[59]
+    assert "4 combinations" in notes[0]
+    assert "2 with fewer than 4" in notes[0]
+
+
+def test_nan_targets_are_refused() -> None:
+    targets = np.zeros(60)
+    targets[9] = np.nan
+    with pytest.raises(DataError, match="target of example 9"):
+        strata(view_of(X, targets), 10, 4)
+
+
+def test_features_from_everywhere(tmp_path: Path) -> None:
+    view = Source((torch.from_numpy(X).reshape(60, 5, 1), torch.zeros(60, dtype=torch.int64))).view()
+    assert (feature_array(view, "inputs") == X).all()
+    np.save(tmp_path / "x.npy", 2 * X)
+    assert (feature_array(view, str(tmp_path / "x.npy")) == 2 * X).all()
+    assert (feature_array(view, lambda view: torch.from_numpy(3 * X)) == 3 * X).all()
+    with pytest.raises(DataError, match="cannot be read"):
+        feature_array(view, str(tmp_path / "y.npy"))
+    with pytest.raises(UserError, match="takes inputs, bag"):
+        feature_array(view, "pixels")
+    with pytest.raises(UserError, match="no data"):
+        feature_array(View(60), "inputs")
+
+
+def test_features_of_a_dataset_without_tensors() -> None:
+    class Squares(torch.utils.data.Dataset):
+        targets = tuple(range(30))
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.full((2, 2), float(index)), index
+
+    view = Source(Squares()).view()
+    assert (feature_array(view, "inputs") == np.arange(30.0)[:, None]).all()
+
+
+def test_token_ids_are_counted_and_not_compared() -> None:
+    view = Source((torch.tensor([[1, 1, 2], [3, 1, 259]]), torch.tensor([0, 1]))).view()
+    with pytest.raises(UserError, match="token ids"):
+        feature_array(view, "inputs")
+    bag = feature_array(view, "bag")
+    assert bag[0, 1] == pytest.approx(2 / np.sqrt(5))
+    assert bag[1, 3] == pytest.approx(2 / np.sqrt(5))  # 259 shares a column with 3
+    assert np.linalg.norm(bag, axis=1) == pytest.approx([1, 1])
+
+
+def test_penultimate_layer_and_the_model_left_as_it_was() -> None:
+    model = (
+        nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 2)).double().train()
+    )
+    view = Source((torch.from_numpy(X), torch.zeros(60, dtype=torch.int64))).view()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    found = feature_array(view, eq.features.penultimate(model, batch=17))
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    with torch.no_grad():
+        wanted = model[:4].eval()(torch.from_numpy(X)).float().numpy()
+    assert np.array_equal(found, wanted)
+    with pytest.raises(UserError, match="no linear layer"):
+        eq.features.penultimate(nn.ReLU())(view)
+
+
+def test_given_features_decide_and_name_themselves() -> None:
+    labels = np.repeat([0, 1], 30)
+    method = eq.partition.Submodular(speeds=[1, 1], features=X)
+    noise = np.random.default_rng(9).standard_normal((60, 2))
+    by_features = method.divide(noise, labels).blocks[0]
+    assert by_features.tolist() == eq.partition.Submodular(speeds=[1, 1]).divide(X, labels).blocks[0].tolist()
+    assert by_features.tolist() != eq.partition.Submodular(speeds=[1, 1]).divide(noise, labels).blocks[0].tolist()
+    assert method == eq.partition.Submodular(speeds=[1, 1], features=X.copy())
+    assert method != eq.partition.Submodular(speeds=[1, 1], features=X + 1)
+    assert repr(method) != repr(eq.partition.Submodular(speeds=[1, 1], features=X + 1))

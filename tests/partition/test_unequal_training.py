@@ -1,0 +1,132 @@
+"""Training with unequal shares: equal to SGD on the union, in the time that the model says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.partition.export import subsets
+
+N = 1500
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(N, 6, generator=GENERATOR, dtype=torch.float64)
+Y = (X @ torch.randn(6, 3, generator=GENERATOR, dtype=torch.float64)).argmax(1)
+SPEEDS = [1.0, 2.0, 4.0, 8.0]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Linear(6, 3).double()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.3)
+
+
+def by_hand(blocks: list[np.ndarray], sizes: list[int], steps: int) -> nn.Module:
+    """Mini-batch SGD on the union of what the workers take, in the order in which they take it."""
+    one = model()
+    optimizer = sgd(one.parameters())
+    for step in range(steps):
+        taken = np.concatenate([b[step * s : (step + 1) * s] for b, s in zip(blocks, sizes, strict=True)])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(one(X[taken]), Y[taken]).backward()
+        optimizer.step()
+    return one
+
+
+def difference(a: nn.Module, b: nn.Module) -> float:
+    return max((p - q).abs().max().item() for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("sync", [eq.sync.AllReduce(), eq.sync.PeriodicAverage()])
+@pytest.mark.parametrize("speeds", [[1.0] * 4, SPEEDS])
+def test_full_averaging_is_minibatch_sgd_on_the_union(speeds: list[float], sync: eq.sync.Sync) -> None:
+    """Also for unequal shares: gradients are weighted by batches, models by shares, and both are the same ratio."""
+    partition = eq.partition.Submodular(speeds=speeds, objective="herding")
+    blocks = partition.blocks(eq.partition.View(N, Y.numpy(), (X, Y)), 4, seed=0)
+    # Counts are off by a fraction of an example, so that sizes are taken from blocks: whole steps, then stop.
+    sizes = eq.batch_sizes([1, 2, 4, 8] if speeds == SPEEDS else [1] * 4, 15)
+    run = eq.train(
+        model,
+        nn.CrossEntropyLoss(),
+        (X, Y),
+        workers=4,
+        partition=partition,
+        order=eq.order.Sequential(),
+        batch=eq.batch.Fixed(sizes),
+        optimizer=sgd,
+        sync=sync,
+        steps=12,
+    )
+    # Sums of a few hundred numbers of order one in float64; shares of blocks are those of batches to 1 in 1500.
+    exact = sync == eq.sync.AllReduce() or speeds != SPEEDS
+    assert difference(run.model, by_hand(blocks, sizes, 12)) < (1e-12 if exact else 1e-4)
+
+
+def test_uniform_weights_are_another_method() -> None:
+    """The switch to the paper's averaging gives a slow worker's examples up to r_max / r_i times more weight."""
+    partition = eq.partition.Stratified(speeds=SPEEDS)
+    runs = [
+        eq.train(
+            model,
+            nn.CrossEntropyLoss(),
+            (X, Y),
+            workers=4,
+            partition=partition,
+            batch=eq.batch.Proportional(15),
+            optimizer=sgd,
+            sync=eq.sync.PeriodicAverage(weights=weights),
+            steps=12,
+        ).model
+        for weights in ("size", "uniform")
+    ]
+    assert difference(*runs) > 1e-3
+
+
+def test_epoch_time_is_that_of_the_model() -> None:
+    """Proportional blocks and batches: no worker waits, and an epoch is mean(r) / min(r) = 3.75 times shorter."""
+    cluster = eq.Cluster([100.0 * speed for speed in SPEEDS])
+
+    def seconds(**options: Any) -> tuple[float, int]:
+        loss = nn.CrossEntropyLoss()
+        result = eq.train(model, loss, (X, Y), workers=4, epochs=1, cluster=cluster, optimizer=sgd, **options).result
+        return result["simulated_seconds"], result["steps"]
+
+    even = seconds(batch=15)
+    fast = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=eq.batch.Proportional(15))
+    assert even == (pytest.approx(3.75), 25)
+    assert fast == (pytest.approx(1.0), 25)
+    # Proportional blocks with equal batches: the fast worker needs 54 steps, in which the slow one idles or trickles.
+    wrong = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=15)
+    assert wrong[1] == 54
+    assert wrong[0] > 1.4
+
+
+def test_proportional_batches_end_all_blocks_together() -> None:
+    partition = eq.partition.Submodular(speeds=[1, 3], objective="feature")
+    taken: dict[int, list[int]] = {}
+
+    def work(comm: Any) -> None:
+        sampler = eq.Sampler((X, Y), partition=partition, batch=eq.batch.Proportional(20))
+        taken[comm.rank] = [len(batch) for batch in sampler]
+
+    eq.launch(work, 2, virtual=True)
+    assert len(taken[0]) == len(taken[1]) == 38
+    assert set(taken[0][:-1]) == {10}
+    assert set(taken[1][:-1]) == {30}
+    assert sum(taken[0]) + sum(taken[1]) == N
+
+
+def test_plan_as_subsets() -> None:
+    from torch.utils.data import TensorDataset
+
+    plan = eq.partition.Submodular(speeds=SPEEDS).divide(X.numpy(), Y.numpy())
+    parts = subsets(TensorDataset(X, Y), plan.blocks)
+    assert [len(part) for part in parts] == [len(block) for block in plan.blocks]
+    assert torch.equal(parts[1][7][0], X[plan.blocks[1][7]])

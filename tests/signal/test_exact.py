@@ -1,0 +1,173 @@
+"""What the exact signal says of examples' gradients is what autograd computes one by one."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.context import Context
+from equipoise.errors import UserError
+from equipoise.launch.current import current_comm
+from equipoise.order.balance import balance
+from equipoise.signal import restored
+from equipoise.signal.layers import Layers
+
+from . import models
+
+
+def watched(model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> Layers:
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    return seen(signal, model, inputs, passes)
+
+
+def seen(signal: eq.signal.Exact, model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> Layers:
+    model.zero_grad()
+    for part in inputs.chunk(passes):
+        with signal.watching(model, len(part)):
+            (models.loss(model(part)) * len(part) / len(inputs)).backward()
+    return signal.view()
+
+
+@pytest.fixture(params=models.CASES)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    make, draw = models.CASES[request.param]
+    inputs = draw(6)
+    return make().double(), inputs.double() if inputs.is_floating_point() else inputs
+
+
+def rows_of(view: Layers) -> torch.Tensor:
+    return torch.stack([view.vector(one) for one in torch.eye(view.items, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_vectors_products_and_gram_are_those_of_autograd(case: tuple[nn.Module, torch.Tensor], passes: int) -> None:
+    model, inputs = case
+    rows = models.gradients(model, inputs)
+    view = watched(model, inputs, passes)
+    assert view.items == 6
+    torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
+    # Inside regions there are no products: compare outside them.
+    outside = torch.ones(view.dimension, dtype=torch.float64)
+    for region in view.regions():
+        outside[region] = 0
+    vector = torch.randn(view.dimension, dtype=torch.float64)
+    torch.testing.assert_close(view.products(vector), (rows * outside) @ vector, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(view.gram(), (rows * outside) @ rows.T, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("way", ["ghost", "made", "streamed"])
+def test_every_way_gives_the_same(case: tuple[nn.Module, torch.Tensor], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = case
+    monkeypatch.setattr("equipoise.signal.layers.ways_of", lambda *shape: {way: 0})
+    rows = models.gradients(model, inputs)
+    view = watched(model, inputs)
+    torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
+    total = torch.randn(view.dimension, dtype=torch.float64)
+    check_signs(view, rows, total)
+
+
+def check_signs(view: Layers, rows: torch.Tensor, total: torch.Tensor, centre: torch.Tensor | None = None) -> None:
+    """`balance` against the definition, one made vector after the other."""
+    terms = np.zeros((3, 6))
+    for k in range(3):
+        terms[k, 2 * k], terms[k, 2 * k + 1] = 1.0, -1.0
+    if centre is not None:
+        terms = np.eye(6)
+    expected, signs = total.clone(), []
+    for term in torch.from_numpy(terms):
+        v = term @ rows - (0 if centre is None else centre)
+        signs.append(1.0 if expected @ v <= 0 else -1.0)
+        expected += signs[-1] * v
+    found = total.clone()
+    decided = balance(found, view, terms, lambda product, square: 1 if product <= 0 else -1, centre)
+    assert decided.signs.tolist() == signs
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    squares = [(term @ rows - (0 if centre is None else centre)).pow(2).sum().item() for term in torch.from_numpy(terms)]
+    np.testing.assert_allclose(decided.squares, squares, rtol=1e-9, atol=1e-12)
+
+
+def test_signs_equal_those_of_made_gradients(case: tuple[nn.Module, torch.Tensor]) -> None:
+    model, inputs = case
+    rows, view = models.gradients(model, inputs), watched(model, inputs)
+    # S as long as the terms, in their span: then the signs of the first decide those of the others.
+    total = rows.T @ torch.tensor([0.3, -0.2, 0.1, 0.1, -0.3, 0.05], dtype=torch.float64)
+    check_signs(view, rows, total)
+    check_signs(view, rows, total, centre=rows.mean(0))
+
+
+def test_a_view_survives_what_comes_after_it(case: tuple[nn.Module, torch.Tensor]) -> None:
+    """Carried over a batch and through a checkpoint, then joined with the next batch."""
+    model, inputs = case
+    rows = models.gradients(model, inputs)
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    kept = restored(seen(signal, model, inputs[:2]).take([1]).state())
+    later = seen(signal, model, inputs[2:])
+    joined = kept.join(later)
+    assert isinstance(joined, Layers)
+    torch.testing.assert_close(rows_of(joined), rows[1:], rtol=1e-9, atol=1e-11)
+
+
+def test_sentences_of_other_lengths_are_joined() -> None:
+    model = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 3)).double()
+    short, long = torch.randint(11, (1, 3)), torch.randint(11, (2, 5))
+    rows = torch.cat([models.gradients(model, short), models.gradients(model, long)])
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    joined = seen(signal, model, short).take([0]).join(seen(signal, model, long))
+    assert isinstance(joined, Layers)
+    torch.testing.assert_close(rows_of(joined), rows, rtol=1e-9, atol=1e-11)
+
+
+class Bare(nn.Module):
+    """A parameter that is in no layer, and a layer whose weight is used behind its back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(7))
+        self.one, self.two = nn.Linear(7, 7), nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.tanh(self.one(x + self.bias))) + (x @ self.one.weight)[:, :3]
+
+
+def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, inputs = Bare().double(), torch.randn(6, 7, dtype=torch.float64)
+    rows = models.gradients(model, inputs)
+    rows[:, : 7 + 49] = 0  # the bare parameter and the weight that is used twice
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        view = seen(signal, model, inputs)
+        seen(signal, model, inputs)
+    torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
+    assert len(caplog.records) == 1
+    assert "bias, one.weight" in caplog.text
+    assert "66" in caplog.text or "%" in caplog.text
+
+
+def test_a_model_without_any_rule_is_refused_with_the_alternative() -> None:
+    model, inputs = nn.LSTM(3, 2, batch_first=True), torch.randn(4, 5, 3)
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    with pytest.raises(UserError, match=r"--order.signal batch"), signal.watching(model, 4):
+        model(inputs)[0].sum().backward()
+
+
+@pytest.mark.parametrize("kind", [eq.signal.Exact, eq.signal.Projection, eq.signal.LastLayer])
+def test_batch_norm_is_refused_with_reason_and_alternatives(kind: type[eq.signal.Signal]) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    signal = kind().bind(Context(current_comm()))
+    with pytest.raises(UserError, match=r"mixes the examples.*GroupNorm.*--order.signal batch"), signal.watching(model, 4):
+        pass
+    with signal.watching(model.eval(), 4):  # frozen statistics mix nothing
+        model(torch.randn(4, 3)).sum().backward()
+
+
+def test_hooks_are_gone_afterwards() -> None:
+    model = nn.Linear(3, 2)
+    watched(model, torch.randn(4, 3))
+    assert not model._forward_hooks
