@@ -15,6 +15,7 @@ The ablation varies one option of the chosen LGRAWA at a time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -91,7 +92,10 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
             return x, part.y
 
         x, y = small(loaded.train)
-        CACHE["train"], CACHE["held"] = (x[: args.examples], y[: args.examples]), (x[args.examples :], y[args.examples :])
+        CACHE["train"], CACHE["held"] = (
+            (x[: args.examples], y[: args.examples]),
+            (x[args.examples :], y[args.examples :]),
+        )
         CACHE["test"] = small(loaded.test)
         shape = (3, args.side, args.side)
         CACHE["loaded"] = Loaded(Arrays(*CACHE["train"]), Arrays(*CACHE["test"]), "classify", 10, shape)
@@ -104,6 +108,16 @@ def build(args: argparse.Namespace, seed: int) -> nn.Module:
     return model.build(load(args)["loaded"])
 
 
+def words_of(setting: Setting) -> str:
+    """What differs from the defaults."""
+    plain = type(setting.sync)().options()
+    chosen = {name: value for name, value in setting.sync.options().items() if value != plain[name]}
+    every = {"lr": setting.lr} | ({"period": setting.period} if setting.period > 1 else {}) | chosen
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in every.items()
+    )
+
+
 def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
     (setting, seed, held_out), args = job
     torch.set_num_threads(1)
@@ -111,7 +125,7 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
     real = args.processes
     cluster = None if real else Cluster([args.rate] * args.workers, Link(args.mbit * 1e6, args.latency / 1e3))
     row: dict[str, Any] = {"method": setting.method, "seed": seed, "held_out": held_out, "error": 1.0}
-    row["choice"] = f"lr {setting.lr:g}" + ("" if setting.period == 1 else f", period {setting.period}, {setting.sync}")
+    row["choice"] = words_of(setting)
     try:
         run = eq.train(
             lambda: build(args, seed),
@@ -149,9 +163,11 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
 
 def run_all(tasks: list[Task], args: argparse.Namespace, words: str) -> list[dict[str, Any]]:
     started, rows = time.time(), []
-    with multiprocessing.get_context("fork").Pool(1 if args.processes else args.jobs) as pool:
-        each = map(one, [(t, args) for t in tasks]) if args.processes else pool.imap(one, [(t, args) for t in tasks])
-        for number, row in enumerate(each, 1):
+    jobs = [(task, args) for task in tasks]
+    with contextlib.ExitStack() as stack:
+        # Processes of a run are its workers: then one run at a time, from here.
+        pool = None if args.processes else stack.enter_context(multiprocessing.get_context("fork").Pool(args.jobs))
+        for number, row in enumerate(pool.imap(one, jobs) if pool is not None else map(one, jobs), 1):
             rows.append(row)
             text = f"{row['method']:<38} seed {row['seed']} error {row['error']:.4f}  {row['choice']}"
             print(f"  {words} {number}/{len(tasks)} {text}", flush=True)
@@ -188,7 +204,9 @@ def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
         words = f"ahead of all others in {len(ahead)} of {len(seeds)} seeds; error / error of {best}, the best of them"
         print(f"  {name}: {words}: {ratio:.3f}")
         ratios[f"{name} error / best other"] = ratio
-        rounds = {m: statistics.mean(r["rounds"] for r in rows if r["method"] == m and "rounds" in r) for m in (name, "EASGD")}
+        rounds = {
+            m: statistics.mean(r["rounds"] for r in rows if r["method"] == m and "rounds" in r) for m in (name, "EASGD")
+        }
         ratios[f"{name} rounds / EASGD rounds"] = rounds[name] / rounds["EASGD"]
         print(f"  {name}: rounds / rounds of EASGD: {rounds[name] / rounds['EASGD']:.3f} (goal at most 0.125)")
     return ratios
@@ -207,7 +225,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--side", type=int, default=16, help="pixels; 32 is the original")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--budget", type=float, default=16.0, help="seconds of each run, simulated (real with --processes)")
+    parser.add_argument(
+        "--budget", type=float, default=16.0, help="seconds of each run, simulated (real with --processes)"
+    )
     parser.add_argument("--rate", type=float, default=1000.0, help="examples per simulated second of a worker")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--latency", type=float, default=1.0, help="milliseconds")
@@ -229,7 +249,9 @@ def main() -> None:
     started = time.time()
     load(args)
     size = sum(p.numel() for p in build(args, 0).parameters())
-    kind = "real seconds on processes" if args.processes else f"simulated seconds, {args.mbit:g} Mbit, {args.latency:g} ms"
+    kind = (
+        "real seconds on processes" if args.processes else f"simulated seconds, {args.mbit:g} Mbit, {args.latency:g} ms"
+    )
     print(
         f"{args.model} with {size:,} parameters on {args.examples:,} images of {args.side} x {args.side}, "
         f"{args.workers} workers, batch {args.batch}, {args.budget:g} {kind}"

@@ -1,13 +1,14 @@
 """The submodular partition: time, memory and quality, beside a loop over submodlib and one over apricot.
 
-Every case runs in a process of its own, so that its peak of memory is its own (torch alone takes about 350 MB of it). Seconds
-are those of the division itself with the machine code in the cache; `cold` is a first call that has to compile.
+Every case runs in a process of its own, so that its peak of memory is its own (torch alone takes about 350 MB of it).
+Seconds are those of the division itself with the machine code in the cache.
 `--million 0`, `--growth 0`, `--peers 0` leave parts out. `--plot FILE.png` draws the growth.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -57,7 +58,7 @@ def spread(x: np.ndarray, y: np.ndarray, blocks: list[np.ndarray]) -> float:
     from equipoise.partition.kernels import on_grid, similarities
 
     found = []
-    for label in range(3):
+    for label in range(min(3, int(y.max()) + 1)):
         members = np.flatnonzero(y == label)
         if len(members) > 2000:
             continue
@@ -124,7 +125,7 @@ def growth(sizes: list[int], workers: int, plot: str | None) -> list[tuple[str, 
     pairs = list(zip(sizes, seconds, strict=True))
     return [
         (f"growth exponent from {a:,} to {b:,}", float(np.log(t / s) / np.log(b / a)), None)
-        for (a, s), (b, t) in zip(pairs, pairs[1:], strict=False)
+        for (a, s), (b, t) in itertools.pairwise(pairs)
     ]
 
 
@@ -156,7 +157,11 @@ def main() -> None:
         return
 
     def ours(n: int, classes: int, audited: bool = False, **options: object) -> dict:
-        return alone({"kind": "ours", "n": n, "classes": classes, "workers": args.workers, "audited": audited, "options": options})
+        case = {"kind": "ours", "n": n, "classes": classes, "workers": args.workers, "audited": audited}
+        found = alone(case | {"options": options})
+        words = f"{found['seconds']:.2f} s, {found['cpu']:.2f} s of processors, {found['MB']:.0f} MB"
+        print(f"  {n:,} examples, {classes} classes {options or ''}: {words}", flush=True)
+        return found
 
     rows: list[tuple[str, float, float | None]] = []
     with tempfile.TemporaryDirectory() as empty:

@@ -99,7 +99,7 @@ def main() -> None:
         goal = 1.02 if name in ("MGRAWA", "LGRAWA") else None
         ratio = median_ratio(seconds[name], seconds["plain average"])
         rows.append((f"{name} / plain average, period {args.period}", ratio, goal))
-    report("Cost of a pull, 4 gloo processes", rows, args.json)
+    report(f"Cost of a pull, {args.workers} gloo processes", rows, args.json)
 
 
 if __name__ == "__main__":

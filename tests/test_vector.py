@@ -246,7 +246,8 @@ def test_mixed_dtypes_round_trip_exactly() -> None:
 
 def test_two_half_precisions_meet_in_single() -> None:
     model = holder(
-        a=nn.Parameter(torch.tensor([1.0], dtype=torch.float16)), b=nn.Parameter(torch.tensor([2.0], dtype=torch.bfloat16))
+        a=nn.Parameter(torch.tensor([1.0], dtype=torch.float16)),
+        b=nn.Parameter(torch.tensor([2.0], dtype=torch.bfloat16)),
     )
     flat = Flat(model)
     assert flat.x.dtype == torch.float32
@@ -293,7 +294,9 @@ def test_a_step_of_a_mixed_model_through_the_flat_gradient() -> None:
 def gradients_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(model(x).square().sum(), parameters, allow_unused=True)
-    return torch.cat([torch.zeros(p.numel()) if d is None else d.reshape(-1) for p, d in zip(parameters, found, strict=True)])
+    return torch.cat(
+        [torch.zeros(p.numel()) if d is None else d.reshape(-1) for p, d in zip(parameters, found, strict=True)]
+    )
 
 
 def test_g_is_a_view_of_every_gradient() -> None:
@@ -325,7 +328,9 @@ def test_a_user_who_zeroes_gradients_alone(set_to_none: bool) -> None:
         model(x).square().sum().backward()
         g = flat.gradient()
         assert torch.equal(g, expected)
-        assert all(p.grad.data_ptr() == g[s.start :].data_ptr() for s, p in zip(flat.slices, model.parameters(), strict=True))
+        assert all(
+            p.grad.data_ptr() == g[s.start :].data_ptr() for s, p in zip(flat.slices, model.parameters(), strict=True)
+        )
         optimizer.step()
 
 

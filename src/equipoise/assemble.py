@@ -180,7 +180,7 @@ def optimizer_of(plain: dict[str, Any]) -> typing.Callable[[Any], torch.optim.Op
 
 def scheduler_of(plain: dict[str, Any]) -> typing.Callable[[torch.optim.Optimizer], Any] | None:
     kind, warmup, scaling = plain["schedule"], plain["warmup"], plain["scaling"]
-    if kind == "constant" and not warmup:
+    if kind == "constant" and not warmup and scaling == "none":
         return None
     return lambda optimizer: Schedule(optimizer, kind, warmup, scaling)
 

@@ -19,7 +19,7 @@ def sharpness_aware(model: nn.Module, rho: float, gradient: Callable[[], object]
     on many workers each one climbs along its own gradient (the m-sharpness of the paper), so nothing more is sent.
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
     """
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    parameters: list[torch.Tensor] = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm().item()
     if not 0.0 < norm < float("inf"):

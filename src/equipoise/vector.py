@@ -8,6 +8,7 @@ narrower parameters keep their own storage and are copied in and out around each
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ class Flat:
                 reach = p.numel() if p.is_contiguous() else 1  # of interleaved ones only a common start counts
                 spans.append((p.data_ptr(), p.data_ptr() + reach * p.element_size(), name))
         spans.sort()
-        for (_, stop, one), (start, _, other) in zip(spans, spans[1:], strict=False):
+        for (_, stop, one), (start, _, other) in itertools.pairwise(spans):
             if start < stop:
                 raise UserError(
                     f"parameters {one} and {other} share memory but are two objects: tie them by assigning the "

@@ -119,8 +119,20 @@ def test_models_momenta_and_buffers_become_means(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_states_by_hand() -> None:
-    one = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3), "deep": [{"b": torch.tensor(1.0)}, 5], "text": "x", "none": None}
-    two = {"a": torch.tensor([3.0, 6.0]), "n": torch.tensor(9), "deep": [{"b": torch.tensor(4.0)}, 7], "text": "y", "none": None}
+    one = {
+        "a": torch.tensor([1.0, 2.0]),
+        "n": torch.tensor(3),
+        "deep": [{"b": torch.tensor(1.0)}, 5],
+        "text": "x",
+        "none": None,
+    }
+    two = {
+        "a": torch.tensor([3.0, 6.0]),
+        "n": torch.tensor(9),
+        "deep": [{"b": torch.tensor(4.0)}, 7],
+        "text": "y",
+        "none": None,
+    }
     found = mean([one, two])
     assert found["a"].tolist() == [2.0, 4.0]
     assert found["n"].item() == 3

@@ -42,7 +42,9 @@ SYNCS = {
 
 @both
 @pytest.mark.parametrize("stop", [3, 5, 7])
-@pytest.mark.parametrize(("optimizer", "sync"), [(momentum, "all-reduce"), (adam, "periodic-average"), (momentum, "none")])
+@pytest.mark.parametrize(
+    ("optimizer", "sync"), [(momentum, "all-reduce"), (adam, "periodic-average"), (momentum, "none")]
+)
 def test_stop_and_resume(optimizer: Any, sync: str, stop: int, virtual: bool, tmp_path: Path) -> None:
     """Momentum, Adam's moments, a schedule, dropout, BatchNorm, unequal progress of the period: everything is there."""
     if not virtual and stop != 3:
@@ -58,7 +60,9 @@ def test_stop_and_resume(optimizer: Any, sync: str, stop: int, virtual: bool, tm
     equal(resumed, whole)
 
 
-@pytest.mark.parametrize("order", [eq.order.Reshuffle(), eq.order.ShuffleOnce(), eq.order.FlipFlop(), eq.order.Sequential()])
+@pytest.mark.parametrize(
+    "order", [eq.order.Reshuffle(), eq.order.ShuffleOnce(), eq.order.FlipFlop(), eq.order.Sequential()]
+)
 def test_every_order_goes_on(order: Any, tmp_path: Path) -> None:
     how = {"workers": 3, "batch": eq.batch.Fixed([2, 3, 4]), "order": order}
     whole = train(plain(), adam, epochs=3, **how)
@@ -141,7 +145,15 @@ def test_a_killed_run_resumes_to_the_bits_of_an_undisturbed_one(workers: int, tm
         return cross_entropy(outputs, targets)
 
     deadly.calls = 0
-    how = {"optimizer": momentum, "workers": workers, "batch": 4, "virtual": False, "deterministic": True, "epochs": 3, "evaluate_every": 99}
+    how = {
+        "optimizer": momentum,
+        "workers": workers,
+        "batch": 4,
+        "virtual": False,
+        "deterministic": True,
+        "epochs": 3,
+        "evaluate_every": 99,
+    }
     if workers == 1:
         # One worker runs in this very process: kill a copy of it.
         pid = os.fork()
@@ -170,7 +182,15 @@ def test_what_may_change_changes(tmp_path: Path) -> None:
     """The length, how often things are written and how large a forward pass may be are free; the numbers stay."""
     whole = train(plain(), momentum, steps=9, workers=2, batch=6)
     train(plain(), momentum, epochs=0.5, workers=2, batch=6, out=tmp_path / "run", checkpoint_every=1, keep=1)
-    how = {"keep": 3, "checkpoint_every": 2, "log_every": 3, "evaluate_every": 2, "nonfinite": "skip", "timeout": 50.0, "micro": 100}
+    how = {
+        "keep": 3,
+        "checkpoint_every": 2,
+        "log_every": 3,
+        "evaluate_every": 2,
+        "nonfinite": "skip",
+        "timeout": 50.0,
+        "micro": 100,
+    }
     equal(train(plain(), momentum, steps=9, workers=2, batch=6, out=tmp_path / "run", resume=True, **how), whole)
 
 
@@ -193,7 +213,9 @@ def test_events_are_one_history(tmp_path: Path) -> None:
 # -- signals ------------------------------------------------------------------------------------------------------
 @both
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_with_a_checkpoint(number: signal.Signals, code: int, virtual: bool, tmp_path: Path) -> None:
+def test_a_signal_ends_the_run_with_a_checkpoint(
+    number: signal.Signals, code: int, virtual: bool, tmp_path: Path
+) -> None:
     """All workers agree on the step after which they stop, also in the middle of an epoch, and the rest can be had later."""
     told = tmp_path / "told"
 
@@ -205,7 +227,15 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number: signal.Signals, code: i
         return cross_entropy(outputs, targets)
 
     interrupted.calls = 0
-    how = {"optimizer": momentum, "workers": 2, "batch": 2, "virtual": virtual, "deterministic": True, "steps": 60, "log_every": 4}
+    how = {
+        "optimizer": momentum,
+        "workers": 2,
+        "batch": 2,
+        "virtual": virtual,
+        "deterministic": True,
+        "steps": 60,
+        "log_every": 4,
+    }
     first = eq.train(with_norm(), interrupted, DATA, out=tmp_path / "run", **how)
     assert first.stopped == code
     assert 3 <= first.result["steps"] < 60

@@ -47,7 +47,9 @@ def expected(steps: int = 6) -> str:
 
 
 # -- what is kept -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("keep", "kept"), [(1, ["step-9"]), (2, ["step-8", "step-9"]), (3, ["step-6", "step-8", "step-9"])])
+@pytest.mark.parametrize(
+    ("keep", "kept"), [(1, ["step-9"]), (2, ["step-8", "step-9"]), (3, ["step-6", "step-8", "step-9"])]
+)
 def test_the_last_k_are_kept(keep: int, kept: list[str], tmp_path: Path) -> None:
     train(plain(), sgd, steps=9, out=tmp_path / "run", checkpoint_every=2, keep=keep, **HOW)
     assert names(tmp_path / "run") == kept
@@ -69,12 +71,26 @@ def test_what_a_checkpoint_is_made_of(run: Path) -> None:
         assert hashlib.sha256(data).hexdigest() == row["sha256"]
         assert len(data) == row["bytes"]
     state = torch.load(folder / "worker-1.pt", weights_only=True)
-    assert {"model", "optimizer", "scheduler", "rng", "clock", "ledger", "position", "order", "batch", "period", "sync"} <= set(state)
+    assert {
+        "model",
+        "optimizer",
+        "scheduler",
+        "rng",
+        "clock",
+        "ledger",
+        "position",
+        "order",
+        "batch",
+        "period",
+        "sync",
+    } <= set(state)
 
 
 def test_workers_differ_between_rounds_and_are_kept_apart(tmp_path: Path) -> None:
     train(plain(), sgd, steps=2, out=tmp_path / "run", period=5, **HOW)
-    one, two = (torch.load(tmp_path / "run" / "checkpoints" / "step-2" / f"worker-{r}.pt", weights_only=True) for r in range(2))
+    one, two = (
+        torch.load(tmp_path / "run" / "checkpoints" / "step-2" / f"worker-{r}.pt", weights_only=True) for r in range(2)
+    )
     assert not torch.equal(one["model"]["0.weight"], two["model"]["0.weight"])
 
 
@@ -146,7 +162,9 @@ def test_a_half_written_folder_does_not_disturb(run: Path) -> None:
 
 @both
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_full_disk_is_told_by_all_and_the_last_checkpoint_stays(who: int, virtual: bool, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_by_all_and_the_last_checkpoint_stays(
+    who: int, virtual: bool, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = store._write
 
     def full(path: Path, data: Any) -> None:
@@ -156,7 +174,9 @@ def test_a_full_disk_is_told_by_all_and_the_last_checkpoint_stays(who: int, virt
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "_write", full)
-        with pytest.raises(CheckpointError, match=r"cannot write .*step-6.*No space left on device; free space or choose another"):
+        with pytest.raises(
+            CheckpointError, match=r"cannot write .*step-6.*No space left on device; free space or choose another"
+        ):
             resume(run, virtual=virtual, timeout=10.0)
     assert resume(run).result["params_sha256"] == expected()
 
@@ -234,7 +254,9 @@ DAMAGE: dict[str, tuple[Any, str]] = {
 def test_a_damaged_checkpoint_is_refused_with_the_way_out(kind: str, run: Path) -> None:
     damage, words = DAMAGE[kind]
     damage(run / "checkpoints" / "step-4")
-    with pytest.raises(CheckpointError, match=rf"step-4 is damaged: .*{words}.*resume from the one before with --from 2") as caught:
+    with pytest.raises(
+        CheckpointError, match=rf"step-4 is damaged: .*{words}.*resume from the one before with --from 2"
+    ) as caught:
         resume(run)
     assert caught.value.code == 4
     assert resume(run, resume=2).result["params_sha256"] == expected()
@@ -271,7 +293,10 @@ def test_code_in_a_file_is_not_run(virtual: bool, run: Path, tmp_path: Path) -> 
             resume(run, virtual=virtual, timeout=10.0)
         assert not witness.exists()
     torch.save({"model": Evil()}, path)
-    rewrite(path.parent / "manifest.json", files=[manifest["files"][0], {**manifest["files"][1], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}])
+    rewrite(
+        path.parent / "manifest.json",
+        files=[manifest["files"][0], {**manifest["files"][1], "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}],
+    )
     with pytest.raises(CheckpointError, match=r"worker-1.pt cannot be read"):
         resume(run, virtual=virtual, timeout=10.0)
     assert not witness.exists()
@@ -290,7 +315,10 @@ def test_code_in_a_file_is_not_run(virtual: bool, run: Path, tmp_path: Path) -> 
         ({"buffers": "average"}, "buffers: 'local' in the checkpoint, 'average' now"),
         ({"drop_last": True}, "drop_last: False in the checkpoint, True now"),
         ({"optimizer": adam}, "optimizer: SGD in the checkpoint, Adam now"),
-        ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "scheduler: NoneType in the checkpoint, StepLR now"),
+        (
+            {"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)},
+            "scheduler: NoneType in the checkpoint, StepLR now",
+        ),
         ({"model": lambda: nn.Linear(6, 3)}, "model: Sequential in the checkpoint, Linear now"),
         ({"model": with_norm}, "another model.*"),
     ],

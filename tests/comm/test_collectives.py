@@ -88,6 +88,13 @@ def test_a_counter_gives_every_value_once(ran: Any, size: int, virtual: bool) ->
     assert len(set(after)) == size
 
 
+@both
+def test_a_counter_loses_nothing_when_all_ask_at_once(virtual: bool) -> None:
+    ran = run(lambda comm: [comm.counter("many", 2) for _ in range(50)], 4, virtual)
+    assert sorted(value for found in ran for value in found) == list(range(2, 402, 2))
+    assert all(found == sorted(found) for found in ran)
+
+
 # -- the deterministic sum ----------------------------------------------------------------------------------------
 LENGTHS = (1, 2, 3, 5, 101, LEAST // 4 - 1, LEAST // 4 + 1, _BLOCK + 7)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -171,10 +178,10 @@ def test_gathered_values_belong_to_the_caller(virtual: bool) -> None:
         stacked[0] = 77.0
         barrier(comm)
         again = comm.gather_objects([comm.rank]), comm.gather(torch.full((2,), float(comm.rank)))
-        return objects[1], stacked[1].tolist(), again[0], again[1].tolist()
+        return objects, stacked.tolist(), again[0], again[1].tolist()
 
     for found in run(work, 2, virtual):
-        assert found == ([1], [1.0, 1.0], [[0], [1]], [[0.0, 0.0], [1.0, 1.0]])
+        assert found == ([[0, 77], [1]], [[77.0, 77.0], [1.0, 1.0]], [[0], [1]], [[0.0, 0.0], [1.0, 1.0]])
 
 
 @both

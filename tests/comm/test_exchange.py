@@ -126,7 +126,7 @@ def test_one_tensor_to_many_and_collectives_in_between(virtual: bool) -> None:
         others = [p for p in range(comm.size) if p != comm.rank]
         mine = full(comm.rank)
         got = {p: torch.empty(3) for p in others}
-        pending = comm.exchange({p: mine for p in others}, got)
+        pending = comm.exchange(dict.fromkeys(others, mine), got)
         total = comm.sum(torch.ones(2)).tolist()
         barrier(comm)
         pending.wait()

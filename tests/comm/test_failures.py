@@ -98,7 +98,7 @@ def test_a_result_that_cannot_travel(virtual: bool) -> None:
     if virtual:
         assert callable(run(lambda comm: threading.Lock().acquire, 2, True)[0])
         return
-    with pytest.raises(WorkerError, match=r"worker 0 failed .*pickle"):
+    with pytest.raises(WorkerError, match=r"worker \d failed .*pickle"):
         run(lambda comm: threading.Lock(), 2, False)
 
 
@@ -184,7 +184,9 @@ def test_a_hung_worker_is_named_with_rank_and_step() -> None:
             comm.sum(torch.ones(2))
 
     started = time.monotonic()
-    with pytest.raises(PeerLost, match="^worker 1 hangs outside of communication, last seen at step 4; worker . gave up") as caught:
+    with pytest.raises(
+        PeerLost, match="^worker 1 hangs outside of communication, last seen at step 4; worker . gave up"
+    ) as caught:
         run(work, 3, False, timeout=2.0)
     assert (caught.value.rank, caught.value.step) == (1, 4)
     assert "timeout 2 s" in str(caught.value)
@@ -204,18 +206,19 @@ def test_a_hung_worker_is_named_by_a_neighbour_that_waits_for_its_message() -> N
         run(work, 3, False, timeout=1.0)
 
 
-def test_the_first_to_give_up_is_believed() -> None:
+def test_the_first_to_give_up_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 2 waits from the start, worker 0 comes later and then misses worker 2, which has left: worker 1 is to blame."""
+    monkeypatch.setattr(local, "_GRACE", 2.0)  # time enough for worker 0 to blame worker 2
 
     def work(comm: Any) -> None:
         if comm.rank == 0:
-            time.sleep(1.0)
+            time.sleep(0.7)
         if comm.rank == 1:
             time.sleep(60)
         comm.sum(torch.ones(2))
 
     with pytest.raises(PeerLost, match="^worker 1 hangs"):
-        run(work, 3, False, timeout=1.5)
+        run(work, 3, False, timeout=1.0)
 
 
 # -- disagreeing --------------------------------------------------------------------------------------------------
@@ -252,7 +255,10 @@ def test_virtual_workers_that_wait_for_each_other_for_ever() -> None:
         (lambda c: c.sum(torch.ones(2)) if c.rank else c.gather(torch.ones(2)), "calls sum.*others are in gather"),
         (lambda c: c.broadcast(torch.ones(2), c.rank), "calls broadcast from 1.*others are in broadcast from 0"),
         (lambda c: c.sum(torch.ones(1 + 3 * c.rank)), r"calls sum of \(4,\).*others are in sum of \(1,\)"),
-        (lambda c: c.sum(torch.ones(2, dtype=torch.float64 if c.rank else torch.float32)), "calls sum .*float64.*float32"),
+        (
+            lambda c: c.sum(torch.ones(2, dtype=torch.float64 if c.rank else torch.float32)),
+            "calls sum .*float64.*float32",
+        ),
         (lambda c: c.gather(torch.ones(2, 3 - c.rank)), r"calls gather of \(2, 2\).*gather of \(2, 3\)"),
     ],
 )

@@ -54,7 +54,9 @@ def test_bits_or_bytes_is_not_guessed(text: str) -> None:
         quantity(text, _BITS, "bandwidth")
 
 
-@pytest.mark.parametrize("text", ["fast", "100 furlong", "Mbit", "1.2.3 Mbit", "", "1 2 Mbit", "nan Mbit", "100 Mbit per s"])
+@pytest.mark.parametrize(
+    "text", ["fast", "100 furlong", "Mbit", "1.2.3 Mbit", "", "1 2 Mbit", "nan Mbit", "100 Mbit per s"]
+)
 def test_an_unknown_unit_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(UserError, match="bandwidth = .*write a number and one of bit, kbit, Mbit.*such as '100 Mbit'"):
         quantity(text, _BITS, "bandwidth")
@@ -65,7 +67,9 @@ def test_a_number_without_a_unit_is_refused() -> None:
         quantity(3, _SECONDS, "latency")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [(90, 90.0), (0.5, 0.5), ("90", 90.0), ("90 s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(90, 90.0), (0.5, 0.5), ("90", 90.0), ("90 s", 90.0), ("10m", 600.0), ("1.5h", 5400.0)]
+)
 def test_durations(text: Any, seconds: float) -> None:
     assert duration(text) == seconds
 

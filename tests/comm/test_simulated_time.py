@@ -114,7 +114,9 @@ def test_uncounted_calls_take_no_time() -> None:
             comm.gather(torch.ones(1000))
             comm.exchange({1 - comm.rank: torch.ones(250)}, {1 - comm.rank: torch.empty(250)}).wait()
 
-    assert clocks(work, Cluster([100.0] * 2, LINK)) == [0.1, 0.2], "a meeting that is not counted makes nobody wait either"
+    assert clocks(work, Cluster([100.0] * 2, LINK)) == [0.1, 0.2], (
+        "a meeting that is not counted makes nobody wait either"
+    )
 
 
 def test_the_earlier_worker_reaches_a_counter_first() -> None:

@@ -106,7 +106,9 @@ def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
 
     def train(**more: Any) -> Any:
-        return eq.train(model, torch.nn.functional.cross_entropy, data, batch=4, deterministic=True, timeout=30.0, **more)
+        return eq.train(
+            model, torch.nn.functional.cross_entropy, data, batch=4, deterministic=True, timeout=30.0, **more
+        )
 
     def loop(rank: int) -> Any:
         train(steps=2, out=tmp_path / "run")

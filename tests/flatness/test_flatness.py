@@ -34,9 +34,7 @@ def one_thread() -> Iterator[None]:
 
 def net() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4)
-    ).double()
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4)).double()
 
 
 def hessian(surface: Surface) -> torch.Tensor:
@@ -120,11 +118,14 @@ def test_nothing_of_the_model_changes() -> None:
 
 
 def test_gradient_norm_and_its_jackknife() -> None:
-    surface, exact = linear_regression()
+    surface, _ = linear_regression()
     found = gradient_norm(surface)
     assert found.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
     # The error is that of another draw of as many examples: about the spread of norms over halves, over sqrt 2.
-    halves = [gradient_norm(Surface(surface.model, surface.criterion, surface.source, examples=150, seed=s)) for s in range(40)]
+    halves = [
+        gradient_norm(Surface(surface.model, surface.criterion, surface.source, examples=150, seed=s))
+        for s in range(40)
+    ]
     spread = np.std([h.value for h in halves])
     assert spread / 3 < found.error < 3 * spread
 
@@ -160,9 +161,7 @@ def test_sharper_is_called_sharper() -> None:
         nn.init.ones_(model.weight)
         targets = scale * INPUTS.sum(1, keepdim=True)
         surfaces.append(Surface(model, lambda out, y, s=scale: (s * out - y).square().mean(), (INPUTS, targets)))
-    flat, sharp = (
-        (largest_eigenvalue(s).value, trace(s).value, profile(s, directions=3).rise()[0]) for s in surfaces
-    )
+    flat, sharp = ((largest_eigenvalue(s).value, trace(s).value, profile(s, directions=3).rise()[0]) for s in surfaces)
     assert np.divide(sharp, flat) == pytest.approx(9.0, rel=1e-6)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -31,8 +33,25 @@ class Centred(eq.sync.NoSync):
         return torch.ones_like(self.context.flat.x)
 
 
+class Noisy(nn.Module):
+    """Draws random numbers of every kind in each forward pass, also in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = with_norm()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + 1e-3 * (torch.randn(3) + random.random() + np.random.rand())
+
+
 def job(model: Any = with_norm, **options: Any) -> Job:
-    how = {"train": Source(DATA), "length": Length(epochs=1), "optimizer": adam, "sync": Centred(), "batch": eq.batch.Fixed(6)}
+    how = {
+        "train": Source(DATA),
+        "length": Length(epochs=1),
+        "optimizer": adam,
+        "sync": Centred(),
+        "batch": eq.batch.Fixed(6),
+    }
     return Job(model=model, loss=cross_entropy, **{**how, **options})
 
 
@@ -47,12 +66,25 @@ def trained(comm: Any, job: Job, steps: int = 2) -> Worker:
 def everything(worker: Worker) -> list[Any]:
     """All bits that decide the future of a worker."""
     torch_rng, python_rng, numpy_rng = rng_state()
-    tensors = [*worker.model.state_dict().values(), worker.flat.gather(), torch_rng, torch.from_numpy(numpy_rng[1].astype("int64"))]
+    tensors = [
+        *worker.model.state_dict().values(),
+        worker.flat.gather(),
+        torch_rng,
+        torch.from_numpy(numpy_rng[1].astype("int64")),
+    ]
     tensors += [t for s in worker.optimizer.state_dict()["state"].values() for t in s.values()]
     tensors += [p.grad for p in worker.model.parameters()]
     norms = [(m.training, m.momentum) for m in worker.model.modules() if isinstance(m, nn.BatchNorm1d)]
     modes = [m.training for m in worker.model.modules()]
-    numbers = [python_rng, numpy_rng[2:], worker.comm.ledger.state_dict(), worker.comm.now, worker.clock.state_dict(), norms, modes]
+    numbers = [
+        python_rng,
+        numpy_rng[2:],
+        worker.comm.ledger.state_dict(),
+        worker.comm.now,
+        worker.clock.state_dict(),
+        norms,
+        modes,
+    ]
     return [[None if t is None else t.clone() for t in tensors], numbers, worker.position.state_dict()]
 
 
@@ -65,9 +97,9 @@ def unchanged(one: list[Any], other: list[Any]) -> bool:
 @both
 @pytest.mark.parametrize("buffers", ["local", "average", "recompute"])
 def test_evaluation_leaves_every_bit_as_it_was(buffers: str, virtual: bool) -> None:
-    chosen = job(buffers=buffers)
+    chosen = job(Noisy, buffers=buffers)
 
-    def work(comm: Any) -> tuple[bool, Any]:
+    def work(comm: Any) -> tuple[bool, bool, Any]:
         worker = trained(comm, chosen)
         before = everything(worker)
         found = evaluate(worker, ("local", "mean", "centre"))
@@ -81,7 +113,14 @@ def test_evaluation_leaves_every_bit_as_it_was(buffers: str, virtual: bool) -> N
 
 def test_a_run_with_evaluations_ends_with_the_bits_of_one_without() -> None:
     def sha(every: int) -> str:
-        how = {"workers": 2, "batch": 4, "epochs": 3, "evaluate_every": every, "sync": eq.sync.PeriodicAverage(), "period": 4}
+        how = {
+            "workers": 2,
+            "batch": 4,
+            "epochs": 3,
+            "evaluate_every": every,
+            "sync": eq.sync.PeriodicAverage(),
+            "period": 4,
+        }
         return eq.train(with_dropout(), cross_entropy, DATA, optimizer=adam, **how).result["params_sha256"]
 
     assert sha(1) == sha(100)
@@ -217,7 +256,9 @@ def test_average_makes_buffers_equal_at_rounds_and_local_does_not() -> None:
 
 
 @pytest.mark.parametrize(("examples", "chunk"), [(52, 512), (52, 13), (41, 20)])
-def test_recompute_is_the_statistics_of_the_training_data(examples: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recompute_is_the_statistics_of_the_training_data(
+    examples: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One worker, linear layer before the norm: mean and (unbiased) variance of its outputs, averaged over equal parts.
 
     41 examples in parts of at most 20 must not leave a single one, which has no variance.

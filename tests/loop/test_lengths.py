@@ -87,7 +87,9 @@ def test_a_budget_of_real_seconds_ends_the_run(virtual: bool) -> None:
         return cross_entropy(outputs, targets)
 
     started = time.monotonic()
-    result = eq.train(plain(), slow, DATA, optimizer=sgd, workers=2, batch=4, epochs=1000, budget=0.3, virtual=virtual, log_every=2).result
+    result = eq.train(
+        plain(), slow, DATA, optimizer=sgd, workers=2, batch=4, epochs=1000, budget=0.3, virtual=virtual, log_every=2
+    ).result
     assert result["seconds"] >= 0.3
     assert 2 <= result["steps"] <= 60
     assert time.monotonic() - started < 20

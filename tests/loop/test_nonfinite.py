@@ -132,7 +132,9 @@ def test_a_worker_that_trains_alone_takes_no_step_on_a_bad_batch() -> None:
         for s in range(1, 4):
             before, after = found[s - 1][2], found[s][2]
             still = all(torch.equal(before[k], after[k]) for k in before)
-            assert still == (rank == 1 and s == STEP - 1), "parameters and BatchNorm's statistics, together or not at all"
+            assert still == (rank == 1 and s == STEP - 1), (
+                "parameters and BatchNorm's statistics, together or not at all"
+            )
         assert all(v.isfinite().all() for _, _, state in found for v in state.values())
 
 
@@ -142,7 +144,15 @@ def test_statistics_of_batch_norm_are_not_poisoned(virtual: bool) -> None:
     assert all(t.isfinite().all() for t in run.model.state_dict().values())
     assert run.result["models"]["mean"]["loss"] != run.result["models"]["mean"]["loss"], "the data itself is NaN there"
     clean = eq.train(
-        with_norm(), cross_entropy, poisoned(), workers=2, batch=4, steps=4, nonfinite="skip", virtual=virtual, test=(INPUTS, TARGETS)
+        with_norm(),
+        cross_entropy,
+        poisoned(),
+        workers=2,
+        batch=4,
+        steps=4,
+        nonfinite="skip",
+        virtual=virtual,
+        test=(INPUTS, TARGETS),
     )
     assert clean.result["models"]["mean"]["loss"] < 3.0
 
@@ -174,5 +184,12 @@ def test_large_half_precision_gradients_are_finite() -> None:
             return self.weight.sum(dtype=torch.float32) * torch.ones(len(x), 1)
 
     data = torch.zeros(4, 1), torch.zeros(4, 1)
-    run = eq.train(Wide(), lambda out, _: out.mean(), data, optimizer=lambda p: torch.optim.SGD(p, lr=0.5), steps=1, nonfinite="skip")
+    run = eq.train(
+        Wide(),
+        lambda out, _: out.mean(),
+        data,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
+        steps=1,
+        nonfinite="skip",
+    )
     assert run.model.weight.eq(-0.5).all()

@@ -27,7 +27,9 @@ from ..comm.workers import both
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 
-def positions(blocks: list[int], batch: int | list[int], drop_last: bool = False, order: Any = None, seed: int = 0) -> list[Position]:
+def positions(
+    blocks: list[int], batch: int | list[int], drop_last: bool = False, order: Any = None, seed: int = 0
+) -> list[Position]:
     """The position of every worker; worker w's examples are numbered from 1000 w."""
     world = World(len(blocks))
     indices = [np.arange(n) + 1000 * w for w, n in enumerate(blocks)]
@@ -156,7 +158,11 @@ def test_what_is_left_is_dealt_out_once(blocks: list[int], batch: int, stop: int
             done += w.take()[0].tolist()
     everything = [1000 * w + i for w, n in enumerate(blocks) for i in range(n)]
     states = [w.state_dict() for w in old]
-    new = positions([len(part) for part in np.array_split(everything, workers)], batch) if len(everything) >= workers else []
+    new = (
+        positions([len(part) for part in np.array_split(everything, workers)], batch)
+        if len(everything) >= workers
+        else []
+    )
     for w in new:
         w.deal_left_overs(states)
     if not new:
@@ -231,7 +237,9 @@ def test_a_loop_resumes_in_the_middle_of_an_epoch(processes: int, order: Any) ->
     """Batches that a loader has drawn ahead of the loop are not lost."""
 
     def loader(sampler: Sampler) -> DataLoader:
-        return DataLoader(DATA, batch_sampler=sampler, num_workers=processes, multiprocessing_context="fork" if processes else None)
+        return DataLoader(
+            DATA, batch_sampler=sampler, num_workers=processes, multiprocessing_context="fork" if processes else None
+        )
 
     whole = Sampler(DATA, batch=4, order=order)
     expected = batches(loader(whole)) + batches(loader(whole)) + batches(loader(whole))

@@ -40,7 +40,9 @@ ROUNDING = 300 * torch.finfo(torch.float32).eps
 
 
 def lying(batch: int, epochs: int = 1) -> list[torch.Tensor]:
-    return [torch.arange(start, min(start + batch, EXAMPLES)) for _ in range(epochs) for start in range(0, EXAMPLES, batch)]
+    return [
+        torch.arange(start, min(start + batch, EXAMPLES)) for _ in range(epochs) for start in range(0, EXAMPLES, batch)
+    ]
 
 
 def same_bits(one: nn.Module, other: nn.Module) -> bool:
@@ -66,7 +68,9 @@ def test_with_a_scheduler_and_clipping() -> None:
     run = train(with_dropout(), momentum, epochs=2, batch=8, scheduler=scheduler, clip=0.05, **AS_IT_LIES)
     expected = by_hand(lying(8, 2), with_dropout, momentum, scheduler, clip=0.05)
     assert same_bits(run.model, expected)
-    assert not same_bits(expected, by_hand(lying(8, 2), with_dropout, momentum, scheduler)), "clipping does something here"
+    assert not same_bits(expected, by_hand(lying(8, 2), with_dropout, momentum, scheduler)), (
+        "clipping does something here"
+    )
     assert not same_bits(expected, by_hand(lying(8, 2), with_dropout, momentum, clip=0.05)), "and so does the schedule"
 
 
@@ -120,7 +124,9 @@ class Items(Dataset):
 def test_every_kind_of_data_gives_the_same() -> None:
     expected = train(plain(), epochs=1, batch=8).result["params_sha256"]
     for data in (torch.utils.data.TensorDataset(*DATA), [t.numpy() for t in DATA], Items()):
-        assert eq.train(plain(), cross_entropy, data, optimizer=sgd, epochs=1, batch=8).result["params_sha256"] == expected
+        assert (
+            eq.train(plain(), cross_entropy, data, optimizer=sgd, epochs=1, batch=8).result["params_sha256"] == expected
+        )
 
 
 # -- all-reduce ---------------------------------------------------------------------------------------------------

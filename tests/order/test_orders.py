@@ -24,7 +24,9 @@ def bound(choice: Order, examples: int, rank: int = 0, seed: int = 0, size: int 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=repr)
 @given(examples=st.integers(1, 50), epoch=st.integers(0, 20), rank=st.integers(0, 3), seed=st.integers(0, 2**31))
-def test_every_epoch_is_a_permutation_that_depends_on_nothing_else(choice: Order, examples: int, epoch: int, rank: int, seed: int) -> None:
+def test_every_epoch_is_a_permutation_that_depends_on_nothing_else(
+    choice: Order, examples: int, epoch: int, rank: int, seed: int
+) -> None:
     order = bound(choice, examples, rank, seed)
     found = order.epoch(epoch)
     assert sorted(found.tolist()) == list(range(examples))
@@ -75,7 +77,9 @@ def test_flip_flop_goes_back_the_way_it_came() -> None:
 @pytest.mark.parametrize("choice", SHUFFLED, ids=repr)
 def test_permutations_are_uniform(choice: Order) -> None:
     """Where example 0 ends up, over 600 seeds and 6 places: chi-square with 5 degrees of freedom, below 20.5 with 99.9 %."""
-    places = np.bincount([int(np.flatnonzero(bound(choice, 6, seed=s).epoch(0) == 0)[0]) for s in range(600)], minlength=6)
+    places = np.bincount(
+        [int(np.flatnonzero(bound(choice, 6, seed=s).epoch(0) == 0)[0]) for s in range(600)], minlength=6
+    )
     assert ((places - 100) ** 2 / 100).sum() < 20.5
 
 

@@ -17,7 +17,7 @@ from equipoise.comm.network import Cluster
 from equipoise.errors import UserError
 from equipoise.observe.events import read_events
 from equipoise.period import Every, TotalSteps
-from equipoise.sync import AllReduce, DPSGD, EASGD, MGDSGD, MGRAWA, PeriodicAverage
+from equipoise.sync import DPSGD, EASGD, MGDSGD, MGRAWA, AllReduce, PeriodicAverage
 
 from ..contract import toy
 
@@ -111,7 +111,11 @@ def test_stops_at_rounds_and_resumes_to_the_same_bits(stop: int, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("length", "least", "key"),
-    [({"epochs": 2.5}, 2.5 * toy.EXAMPLES, "samples"), ({"samples": 400}, 400, "samples"), ({"budget": "0.4s"}, 0.4, "s")],
+    [
+        ({"epochs": 2.5}, 2.5 * toy.EXAMPLES, "samples"),
+        ({"samples": 400}, 400, "samples"),
+        ({"budget": "0.4s"}, 0.4, "s"),
+    ],
     ids=["epochs", "samples", "budget"],
 )
 def test_lengths_are_totals_over_workers(length: dict[str, Any], least: float, key: str) -> None:
@@ -146,9 +150,7 @@ def test_a_schedule_follows_the_average_worker(length: dict[str, Any], tmp_path:
     from equipoise.loop.schedule import Schedule
 
     options = {"period": TotalSteps(3), "cluster": cluster(1, 1, 2, 4), "log_every": 1, **length}
-    toy.train(
-        EASGD(), **options, out=tmp_path / "run", scheduler=lambda optimizer: Schedule(optimizer, "linear", 0.0)
-    )
+    toy.train(EASGD(), **options, out=tmp_path / "run", scheduler=lambda optimizer: Schedule(optimizer, "linear", 0.0))
     rates: dict[int, list[float]] = {}
     for event in read_events(tmp_path / "run"):
         if event["event"] == "step":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -126,9 +128,39 @@ def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse(
 
     solve(problem, MGRAWA(pull=0.5), steps=80, lr=lr, period=4, look=look)
     worst = [max(losses) for _, losses in sorted(seen.items())]
-    assert all(after <= before * (1 + 1e-12) for before, after in zip(worst, worst[1:], strict=False))
+    assert all(after <= before * (1 + 1e-12) for before, after in itertools.pairwise(worst))
     strongly = np.linalg.eigvalsh(problem.matrices[0])[0]
     assert worst[-1] < worst[0] * (1 - lr * strongly) ** 79
+
+
+@pytest.mark.parametrize(("source", "steps"), [("train", 4), ("last", 1)])
+def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm takes a few per cent of a small step; in the first round nobody knows yet when it ends."""
+    from equipoise.sync import norms
+
+    seen: list[int] = []
+    real = norms.norms_of
+
+    def counted(tensors: Any) -> torch.Tensor:
+        seen.append(1 + current[0].step)
+        return real(tensors)
+
+    current: list[Any] = [None]
+    monkeypatch.setattr(norms, "norms_of", counted)
+
+    def loop(comm: Comm) -> None:
+        worker = Worker(dataclasses.replace(job(MGRAWA(source=source)), period=eq.period.Every(10)), comm)
+        for _ in range(30):
+            if worker.position.steps_left == 0:
+                worker.clock.epoch += 1
+                worker.position.begin(worker.clock.epoch)
+            current[0] = worker.clock  # of whoever runs: workers hand over at rounds only
+            worker.step()
+
+    eq.launch(loop, 2, virtual=True)
+    first = list(range(1, 11))
+    later = [step for end in (20, 30) for step in range(end - steps + 1, end + 1)]
+    assert sorted(set(seen)) == first + later
 
 
 def test_health_shows_weights_and_norms() -> None:

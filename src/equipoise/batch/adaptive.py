@@ -44,7 +44,7 @@ class Adaptive(_Begins):
     along: ClassVar[bool] = False  # does it ask for the variance along the gradient?
     STATE: ClassVar[tuple[str, ...]] = ("total", "rounds", "averages", "tests", "rates", "mark", "seen", "eyes")
 
-    start: int = option(16, help="examples per step and worker at first", least=1)
+    start: int = option(16, help="examples per step and worker at first", least=1)  # type: ignore[assignment]
     most: int | None = option(None, help="most examples per step and worker; a worker's share of the data if none", least=1)
     growth: float = option(2.0, help="most that a test may multiply (or divide) the size by; inf for no limit", above=1)
     shrink: bool = option(False, help="let sizes fall again, not below the start")
@@ -60,10 +60,6 @@ class Adaptive(_Begins):
             raise UserError(f"speeds = {self.speeds!r}: a list with one number per worker, or 'measured'")
         if self.most is not None and self.most < self.start:
             raise UserError(f"most = {self.most} is below start = {self.start}: raise it")
-        self.check_rule()
-
-    def check_rule(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
-        """Refuse what makes no sense for this rule."""
 
     @abstractmethod
     def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
@@ -152,9 +148,8 @@ class Adaptive(_Begins):
             self.total = self.limited(wanted)
         self._resize()
         if self.context.rank == 0:
-            reason = {"reason": reason} if reason else {}
-            consumed = self.context.consumed
-            self.context.emit("batch", consumed=consumed, old=old, new=self._sizes, estimator=self.estimator, **told, **reason)
+            about = {"consumed": self.context.consumed, "old": old, "new": self._sizes, "estimator": self.estimator}
+            self.context.emit("batch", **about, **told, **({"reason": reason} if reason else {}))
 
     def limited(self, wanted: float) -> float:
         """What is wanted, within what one test may change and what a worker may hold."""

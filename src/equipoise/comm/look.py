@@ -118,8 +118,9 @@ def over_network(
 def in_one_place(tensors: list[torch.Tensor], looks: list[Look]) -> tuple[list[list[float]], list[float]]:
     """The same where one hand holds everybody's tensors."""
     size, notes, findings = len(tensors), [list(look.note) for look in looks], []
+    own = [look.vector for look in looks if look.vector is not None]
     for rank, look in enumerate(looks):
-        vectors = tensors if look.vector is None else [other.vector for other in looks]
+        vectors = own or tensors
         start, stop = pieces(vectors[0].numel(), size)[rank]
         findings.append(look.see([v[start:stop] for v in vectors], notes, start))
     return notes, added(findings)

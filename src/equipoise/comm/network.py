@@ -48,9 +48,8 @@ def quantity(text: Any, units: dict[str, float], what: str) -> float:
 
 def duration(text: Any, what: str = "duration") -> float:
     """'10m', '90 s' or plain seconds."""
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        seconds = float(text)
-    elif re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", str(text)):
+    number = isinstance(text, (int, float)) and not isinstance(text, bool)
+    if number or re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", str(text)):
         seconds = float(text)
     else:
         seconds = quantity(text, _SECONDS, what)

@@ -168,7 +168,9 @@ class SharedMemory:
 
     def _acknowledge(self, peer: int) -> None:
         answer = torch.zeros(1, dtype=torch.int64)
-        dist.isend(answer, peer, tag=_ACK).wait()
+        work = dist.isend(answer, peer, tag=_ACK)
+        assert work is not None, "this worker is of the group"
+        work.wait()
 
     # -- sums -----------------------------------------------------------------------------------------------------
     def sum(self, tensor: torch.Tensor) -> None:

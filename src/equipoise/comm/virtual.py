@@ -120,8 +120,8 @@ class World:
                 pass
             for thread in pool:
                 thread.join()
-        except BaseException as error:  # a second Ctrl-C does not wait; workers unwind at their next hand-over
-            self.failure = self.failure or (0, error)
+        except BaseException as interrupt:  # a second Ctrl-C does not wait; workers unwind at their next hand-over
+            self.failure = self.failure or (0, interrupt)
             raise
         finally:
             torch.set_num_threads(before)
@@ -139,7 +139,7 @@ class World:
         worker.baton.acquire()
         try:
             if self.failure is None:
-                np.random.set_bit_generator(np.random.MT19937(0))  # an object of its own
+                np.random.set_bit_generator(np.random.MT19937(0))  # type: ignore[attr-defined]  # an object of its own
                 set_rng_state(self.generators)  # begins where the launcher stood, as forked processes do
                 worker.result = function(VirtualComm(self, worker))
         except _Abort:

@@ -45,9 +45,7 @@ def filter_normalised(surface: Surface, seed: int) -> list[torch.Tensor]:
     return directions
 
 
-def profile(
-    surface: Surface, *, directions: int = 5, points: int = 11, radius: float = 0.5, seed: int = 0
-) -> Profile:
+def profile(surface: Surface, *, directions: int = 5, points: int = 11, radius: float = 0.5, seed: int = 0) -> Profile:
     """The loss from -radius to radius along random directions."""
     if points < 3 or points % 2 == 0:
         raise UserError(f"points = {points}: use an odd number of at least 3, so that the model itself is one of them")

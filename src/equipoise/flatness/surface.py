@@ -116,7 +116,9 @@ class Surface:
 
     def _flat(self, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         pairs = zip(tensors, self.parameters, strict=True)
-        return torch.cat([(torch.zeros_like(p) if t is None else t.detach()).reshape(-1).double().cpu() for t, p in pairs])
+        return torch.cat(
+            [(torch.zeros_like(p) if t is None else t.detach()).reshape(-1).double().cpu() for t, p in pairs]
+        )
 
 
 def gradient_norm(surface: Surface, parts: int = 8) -> Estimate:

@@ -75,8 +75,8 @@ class Control:
             self.worker.observer.stepped(mean, table)
             self.losses = []
         if not self.comm.virtual:
-            pace = max(float(table[0, 4]), 1e-9)
-            self.next = clock.step + max(1, min(job.log_every, int(_PATIENCE / pace)))
+            per_step = max(float(table[0, 4]), 1e-9)
+            self.next = clock.step + max(1, min(job.log_every, int(_PATIENCE / per_step)))
         else:
             self.next = clock.step + job.log_every
         return int(table[:, 0].max())

@@ -22,6 +22,7 @@ from ..sync.periodic_average import PeriodicAverage
 from ..vector import Buffers, Flat
 from .agree import make_equal
 from .job import refuse_own_pace
+from .sampler import Sampler
 
 
 class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
@@ -42,6 +43,8 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         `optimizer.step()` clips each worker's own gradient, which is something else.
     scaler: the `torch.amp.GradScaler` of the loop; all workers then skip a step if one of them found an overflow.
     buffers: "local", or "average" to average BatchNorm statistics at each round.
+    sampler: the `eq.Sampler` of the loop, whose batch rule may then follow the gradients and which knows the batch sizes.
+        Its DataLoader must not draw ahead (num_workers=0).
     share: this worker's part of all examples, where workers hold unequal parts; 1 / workers if left out.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal: gradients are weighted by it.
@@ -61,6 +64,7 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         scaler: Any = None,
         buffers: str = "local",
         share: float | None = None,
+        sampler: Sampler | None = None,
         seed: int = 0,
     ):
         self.period_choice = Every(period) if isinstance(period, int) else (period or Every())
@@ -77,6 +81,7 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
             raise UserError("the optimizer does not hold all trainable parameters of the model: build it from model.parameters()")
         self.sync_choice, self.model, self.optimizer = sync, model, optimizer
         self.clip, self.scaler, self.buffer_policy, self.share, self.seed = clip, scaler, buffers, share, seed
+        self.sampler = sampler
         self.batch = 1
         self.loss = math.nan
         self._undo = contextlib.ExitStack()
@@ -89,7 +94,9 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         make_equal(self.comm, self.model, self.flat)
         share = self.share if self.share is not None else 1.0 / self.comm.size
         self.context = Context(self.comm, seed=self.seed, share=share, flat=self.flat)
-        self.clock = self.context.clock
+        self.clock, self.context.optimizer = self.context.clock, self.optimizer
+        if self.sampler is not None:
+            self.sampler.follow(self.context)
         self.sync = (self.sync_choice if self.comm.size > 1 else NoSync()).bind(self.context)
         self.period = self.period_choice.bind(self.context)
         self._talks = not isinstance(self.sync, NoSync)
@@ -108,12 +115,17 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
         clock, flat = self.clock, self.flat
+        if self.sampler is not None:
+            self.batch = self.sampler.drawn
         self.comm.step = clock.step + 1
         self.comm.computed(self.batch)
         clock.batch, clock.lr, clock.hold = self.batch, optimizer.param_groups[0]["lr"], False
         self.context.loss = self.loss
         clock.due = self._talks and self.period.lockstep and self.period.due(clock)
         g = flat.gradient() if self.sync.uses_gradient else None
+        if self.sampler is not None:
+            self.context.reference = max(self.sampler.batch.sizes())
+            self.sampler.batch.observe(clock.due)
         self.sync.before_step(flat.gather(), g)
         if g is not None:
             flat.scatter_gradient()
@@ -133,6 +145,8 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
             flat.scatter()
             if clock.due and self.buffer_policy == "average" and len(self.buffers):
                 self.buffers.scatter(self.comm.mean(self.buffers.gather()))
+        if self.sampler is not None:
+            self.sampler.batch.settle()
         clock.step += 1
         clock.samples += self.batch
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..comm.virtual import rng_state, set_rng_state
+from .gradient import loss_of
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -27,7 +28,7 @@ def example_gradients(worker: Worker, count: int) -> list[torch.Tensor]:
         module.eval()
     try:
         for at in range(len(indices)):
-            found = torch.autograd.grad(worker.loss(indices[at : at + 1]), parameters, allow_unused=True)
+            found = torch.autograd.grad(loss_of(worker, indices[at : at + 1]), parameters, allow_unused=True)
             row = torch.zeros_like(flat.x)
             for s, gradient in zip(flat.slices, found, strict=True):
                 if gradient is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -60,6 +61,15 @@ def refuse_own_pace(period: Period, sync: Sync) -> None:
         )
 
 
+def warn_of_one_epoch(order: Order, length: Length) -> None:
+    """What an order learns in an epoch is used in the next."""
+    if order.watches and length.epochs is not None and length.epochs <= 1:
+        logging.getLogger("equipoise").warning(
+            "nothing to gain from order %s in one epoch: it learns from one epoch what it does in the next",
+            type(order).__name__,
+        )
+
+
 @dataclass
 class Job:
     model: Callable[[], nn.Module]
@@ -99,10 +109,16 @@ class Job:
     stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
+        warn_of_one_epoch(self.order, self.length)
         if self.buffers not in BUFFER_POLICIES:
             raise UserError(f"buffers = {self.buffers!r}: one of {', '.join(BUFFER_POLICIES)}")
         if self.seed < 0:
             raise UserError(f"seed = {self.seed}: must not be negative")
+        if self.batch.watches and not self.period.lockstep:
+            raise UserError(
+                f"{type(self.batch).__name__} compares workers that take the same steps, and {type(self.period).__name__} lets each "
+                "take its own: use a period such as every"
+            )
         if self.nonfinite not in ("stop", "skip"):
             raise UserError(f"nonfinite = {self.nonfinite!r}: stop or skip")
         for name in ("micro", "clip", "sam", "checkpoint_every", "keep", "log_every", "evaluate_every"):

@@ -10,6 +10,7 @@ import torch
 
 from ..comm.virtual import seed_worker
 from .evaluate import undisturbed
+from .gradient import loss_of
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -35,6 +36,6 @@ class Probe:
             seed_worker(job.seed + 53, number)  # for data sets that transform what they give
             for part in np.split(drawn, parts):
                 parameters = list(worker.flat.parameters.values())
-                found = torch.autograd.grad(worker.loss(part), parameters, allow_unused=True)
+                found = torch.autograd.grad(loss_of(worker, part), parameters, allow_unused=True)
                 yield [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
         worker.comm.computed(examples)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from ..batch.base import Batch
 from ..batch.fixed import Fixed
@@ -140,6 +143,8 @@ class Sampler:
     block is smaller than the number of steps repeats examples of its own instead of leaving the others waiting.
     Iterating starts at the saved position, or at the next epoch once one is finished.
 
+    An order that learns from gradients sees them through `with sampler.watching(model):` around forward and backward.
+
     With `DataLoader(num_workers=k)` batches are drawn ahead of time: pass the number that your loop has finished since
     it began to iterate to `state_dict(finished)`.
     """
@@ -162,11 +167,43 @@ class Sampler:
         mine = blocks[self.comm.rank]
         context = Context(self.comm, seed=seed, examples=len(mine), share=len(mine) / len(source), whole=len(source))
         context.shares = [len(block) / len(source) for block in blocks]
-        self.batch = (batch if isinstance(batch, Batch) else Fixed(batch)).bind(context)
+        self.rule = batch if isinstance(batch, Batch) else Fixed(batch)
+        self.batch = self.rule.bind(context)
         self.order = (order or Reshuffle()).bind(context)
         self.position = Position(context, blocks, self.order, self.batch, drop_last)
         self.epoch = 0
+        self.drawn = 0  # examples in the last batch
         self._starts: list[list[int]] = []  # positions before each batch of this epoch, for state_dict(finished)
+        self._unseen: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
+
+    def follow(self, context: Context) -> None:
+        """Let the batch rule see what happens in this context from now on."""
+        own, state = self.position.context, self.batch.state_dict()
+        context.examples, context.whole, context.consumed = own.examples, own.whole, own.consumed
+        self.position.context = context
+        self.batch = self.position.batch = self.rule.bind(context)
+        self.batch.load_state_dict(state)
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Around forward and backward of one batch, so that the order learns from its gradients.
+
+        Once per batch, in the order in which they were drawn; an order that learns nothing is not disturbed by it. The loss
+        must be a mean over the batch. Gradients that were accumulated before are left alone.
+        """
+        if not self.order.watches:
+            yield
+            return
+        if not self._unseen:
+            raise UserError("watching() without a batch of this sampler: use it inside the loop over the loader, once per batch")
+        places = self._unseen.popleft()
+        watcher = self.order.watcher
+        watcher.forget()
+        # A worker that ran dry was given one of its examples again: it counts for nothing.
+        with watcher.watching(model, 1 if places is None or not len(places) else len(places)):
+            yield
+        if places is not None:
+            self.order.observe(places, watcher.view() if len(places) else None)
 
     def __len__(self) -> int:
         return self.position.steps_left or self.position._steps([len(b) for b in self.position.blocks])
@@ -176,9 +213,12 @@ class Sampler:
             self.epoch += 1
             self.position.begin(self.epoch)
         self._starts = [list(self.position.taken)]
+        self._unseen.clear()
         while self.position.steps_left:
-            indices, _ = self.position.take()
+            indices, places = self.position.take()
             self._starts.append(list(self.position.taken))
+            self._unseen.append(places)
+            self.drawn = len(indices)
             yield indices.tolist() or self.position.block[:1].tolist()
 
     def state_dict(self, finished: int | None = None) -> dict[str, Any]:

@@ -8,12 +8,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..checkpoint.store import load_worker, save
@@ -22,7 +20,6 @@ from ..comm.virtual import seed_worker
 from ..context import Context
 from ..errors import NonFinite, UserError
 from ..observe.observer import Observer
-from ..optim import sharpness_aware
 from ..partition.renew import renew
 from ..partition.share import job_blocks
 from ..signal.batch_gradient import BatchGradient
@@ -31,6 +28,7 @@ from ..vector import Buffers, Flat
 from .agree import Control, make_equal
 from .evaluate import evaluate, finish, health
 from .examples import example_gradients
+from .gradient import backward, healthy
 from .job import Job
 from .pace import Lockstep, OwnPace
 from .probe import Probe
@@ -64,7 +62,7 @@ class Worker:
         self.sync = (job.sync if comm.size > 1 else NoSync()).bind(self.context)
         self.signal = BatchGradient().bind(self.context)
         self.talks = not isinstance(self.sync, NoSync)
-        self.needs_flat = self.sync.uses_gradient or self.order.watches or job.nonfinite == "skip"
+        self.needs_flat = self.sync.uses_gradient or job.nonfinite == "skip"
         self.pace = Lockstep(self) if self.period.lockstep or not self.talks else OwnPace(self)
         if self.order.coordinated and not self.pace.lockstep:
             raise UserError(f"{type(self.order).__name__} needs all workers in step, but this period lets each take its own: use id-grab")
@@ -111,11 +109,11 @@ class Worker:
         self.comm.step = clock.step + 1
         kept = [b.clone() for b in self.model.buffers()] if job.nonfinite == "skip" else []
         began, now = time.perf_counter(), self.comm.now
-        self.context.loss = loss = self.backward(indices)
+        self.context.loss = loss = backward(self, indices)
         self.comm.computed(len(indices) * self.cost)
         clock.busy += self.comm.now - now if self.comm.virtual else time.perf_counter() - began
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
-        if not self.healthy(loss, g, indices):
+        if not healthy(self, loss, g, indices):
             clock.batch = 0
             for buffer, before in zip(self.model.buffers(), kept, strict=False):
                 buffer.copy_(before)  # BatchNorm has seen what made the loss NaN
@@ -147,68 +145,6 @@ class Worker:
         clock.step += 1
         clock.samples += len(indices)
         return loss
-
-    def backward(self, indices: np.ndarray) -> float:
-        """The gradient that the optimizer shall have for `indices`; their mean loss."""
-        started = time.perf_counter()
-        loss = self.gradient(indices)
-        if self.job.sam is not None and math.isfinite(loss):
-            sharpness_aware(self.model, self.job.sam, lambda: self.gradient(indices))
-        if self.slow > 1.0 and not self.comm.virtual:
-            time.sleep((self.slow - 1.0) * (time.perf_counter() - started))
-        return loss
-
-    def gradient(self, indices: np.ndarray) -> float:
-        """The gradient of the mean loss over `indices`, in micro-batches where the batch is larger than `micro`."""
-        self.flat.zero_gradient(self.needs_flat)
-        if len(indices) == 0:
-            return math.nan
-        total = 0.0
-        size, watched = self.job.micro or len(indices), self.order.watches
-        if watched:
-            self.order.watcher.forget()  # a first pass that SAM repeats elsewhere
-            size = min(size, self.order.watcher.most or size)
-        for start in range(0, len(indices), size):
-            part = indices[start : start + size]
-            weight = len(part) / len(indices)
-            with self.order.watcher.watching(self.model, len(part)) if watched else contextlib.nullcontext():
-                loss = self.loss(part)
-                (loss if weight == 1.0 else loss * weight).backward()
-            total += loss.item() * weight
-        return total
-
-    def loss(self, indices: np.ndarray) -> torch.Tensor:
-        inputs, targets = self.job.train.batch(indices)
-        if self.job.device.type != "cpu":
-            inputs, targets = inputs.to(self.job.device), targets.to(self.job.device)
-        if self.job.autocast is None:
-            return self.job.loss(self.model(inputs), targets)
-        with torch.autocast(self.job.device.type, dtype=self.job.autocast):
-            return self.job.loss(self.model(inputs), targets)
-
-    def healthy(self, loss: float, g: torch.Tensor | None, indices: np.ndarray) -> bool:
-        """False where this step must not count: its gradient is zeroed and weighs nothing, on all workers alike."""
-        if len(indices) == 0:
-            return False
-        what = None
-        if not math.isfinite(loss):
-            what = f"the loss is {loss}"
-        elif self.job.nonfinite == "skip" and g is not None and not math.isfinite(g.sum(dtype=torch.float64).item()):
-            what = "the gradient is not finite"
-        if what is None:
-            return True
-        step = self.clock.step + 1
-        if self.job.nonfinite == "stop":
-            raise NonFinite(
-                f"worker {self.comm.rank}, step {step}: {what} on examples {indices[:8].tolist()}"
-                f"{'...' if len(indices) > 8 else ''}; lower the learning rate, mend the data, or pass --nonfinite skip",
-                self.comm.rank,
-                step,
-            )
-        assert g is not None
-        g.zero_()
-        self.observer.emit("skip", reason=what)
-        return False
 
     def keep_up(self, stopped: int) -> None:
         """Evaluate and checkpoint where they are due; neither touches the training state."""

@@ -53,6 +53,4 @@ class VGG(Model):
     def _norm(self, channels: int) -> list[nn.Module]:
         if self.norm == "none":
             return []
-        return [
-            nn.BatchNorm2d(channels) if self.norm == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
-        ]
+        return [nn.BatchNorm2d(channels) if self.norm == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)]

@@ -53,8 +53,8 @@ class Balanced(Order):
 
     @property
     def herding(self) -> float:
-        """The largest prefix norm of the last whole epoch, as a part of a random order's."""
-        return self.balancer.measure.herding
+        """The largest prefix norm of the last whole epoch, as a part of a random order's. All workers ask together."""
+        return self.balancer.measure.read()
 
     @property
     def learned(self) -> dict[str, Any]:

@@ -60,18 +60,22 @@ class CDGraB(Balanced):
             return alone(total, view, terms, decide)
         whole = isinstance(view, Layers) and not view.regions()
         width = packed(view).shape[1] if isinstance(view, Layers) and whole else 0
-        about = [view.items, len(terms), view.dimension, width, isinstance(view, Layers)] if view is not None else [0] * 5
+        about = [0] * 5
+        if view is not None:
+            kind = 1 + isinstance(view, Layers) + 2 * (view.zeros().dtype == torch.float64)
+            about = [view.items, len(terms), view.dimension, width, kind]
         headers = comm.gather(torch.tensor(about, dtype=torch.int64)).tolist()
         counts = [row[1] for row in headers]
         if not any(counts):
             return total, NOTHING
         busy = [row for row in headers if row[0]]
-        items, dimension, layers = max(r[0] for r in busy), busy[0][2], bool(busy[0][4])
+        items, dimension, kind = max(r[0] for r in busy), busy[0][2], busy[0][4]
         widths = {row[3] for row in busy}
         if total is None:
-            total = view.zeros() if view is not None else torch.zeros(dimension)
+            dtype = torch.float64 if kind > 2 else torch.float32
+            total = view.zeros() if view is not None else torch.zeros(dimension, dtype=dtype)
         if not self.mode:
-            self.mode = self._choose(layers, items, max(counts), dimension, max(widths) if min(widths) else 0)
+            self.mode = self._choose(kind % 2 == 0, items, max(counts), dimension, max(widths) if min(widths) else 0)
         decided = self._decided(total, view, terms, counts, items, widths, decide)
         self._keep_evidence(decided, total)
         if self.mode == "stale":

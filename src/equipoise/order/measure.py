@@ -38,7 +38,7 @@ class Measure:
         self.snapshots: list[torch.Tensor] = []
         self.counts: list[int] = []
         self.squares, self.terms, self.cross, self.batches = 0.0, 0, 0.0, 0
-        self.scale = 1.0
+        self.scale, self.done = 1.0, False
 
     def saw(self, view: View) -> None:
         if view.sample is None:
@@ -52,7 +52,7 @@ class Measure:
         """After every step, also one that gave nothing: snapshots of all workers belong to the same steps."""
         self.squares += float(decided.squares.sum()) / units  # a difference has the spread of both
         self.terms += len(decided.signs)
-        if not math.isnan(decided.cross) and decided.cross > 0:
+        if len(decided.squares) and not math.isnan(decided.cross) and decided.cross > 0:
             self.cross += decided.cross / max(float(decided.squares.mean()) ** 2, 1e-300)
             self.batches += 1
         self.steps += 1
@@ -63,11 +63,26 @@ class Measure:
                 self.snapshots, self.counts, self.stride = self.snapshots[1::2], self.counts[1::2], 2 * self.stride
 
     def turn(self) -> None:
-        """An epoch ends."""
+        """The next epoch begins."""
+        if not self.done:
+            self._compute(whole=False)
+        self._clear()
+
+    def read(self) -> float:
+        """`herding` of the last whole epoch, this one if it is over. All workers ask together."""
+        if not self.done:
+            self._compute(whole=True)
+        return self.herding
+
+    def _compute(self, whole: bool) -> None:
         mine = torch.stack(self.snapshots) if self.snapshots else torch.zeros(0)
         comm = self.context.comm
-        own = (tuple(mine.shape), self.counts, self.squares, self.terms, self.cross, self.batches)
+        over = self.examples >= self.context.examples
+        own = (tuple(mine.shape), self.counts, self.squares, self.terms, self.cross, self.batches, over)
         rows = comm.gather_objects(own) if self.together else [own]
+        if whole and not all(row[6] for row in rows):
+            return
+        self.done = True
         usable = mine.numel() > 0 and len({shape for shape, *_ in rows}) == 1
         terms, batches = sum(row[3] for row in rows), sum(row[5] for row in rows)
         if usable and terms:
@@ -82,7 +97,6 @@ class Measure:
             expected = random_prefix(float(counts[-1]), spread, self.dimension)
             self.herding = largest / expected if expected else math.nan
             self._warn(float(counts[-1]))
-        self._clear()
 
     def _warn(self, examples: float) -> None:
         if self.dimension > examples / 2 and not self.warned and self.context.rank == 0:

@@ -22,8 +22,9 @@ def curves(events: list[dict[str, Any]]) -> bytes | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    balanced = herding(events)
+    figure = Figure(figsize=(13, 3.6) if balanced else (9, 3.6), layout="constrained")
+    left, right, *more = figure.subplots(1, 3 if balanced else 2)
     steps = [step for step, _ in losses]
     left.plot(steps, [sum(row) / len(row) for _, row in losses], color=BLUE, label="mean of workers")
     if any(len(row) > 1 for _, row in losses):
@@ -33,7 +34,11 @@ def curves(events: list[dict[str, Any]]) -> bytes | None:
     left.set(xlabel="steps", ylabel="training loss")
     right.plot([e for e, _ in quality], [v for _, v in quality], color=ORANGE, marker="o", markersize=3)
     right.set(xlabel="epochs", ylabel=f"{metric} of the mean model (test data)")
-    for axes in (left, right):
+    for axes in more:
+        axes.plot([e for e, _ in balanced], [v for _, v in balanced], color=BLUE, marker="o", markersize=3)
+        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
+        axes.set(xlabel="epochs", ylabel="largest prefix / a random order's", ylim=(0, None))
+    for axes in (left, right, *more):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         axes.tick_params(colors=INK)
@@ -41,6 +46,12 @@ def curves(events: list[dict[str, Any]]) -> bytes | None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
+
+
+def herding(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """(epochs done, largest prefix norm as a part of a random order's) where the order is a balanced one."""
+    rows = {e["step"]: (e["epoch"] + 1, e["health"].get("herding")) for e in events if e["event"] == "evaluate"}
+    return [(epoch, value) for epoch, value in rows.values() if isinstance(value, (int, float))]
 
 
 def training(events: list[dict[str, Any]]) -> list[tuple[int, list[float]]]:

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..observe.events import read_events
 from ..recipe import read_toml
+from .batch_figures import batches
 from .figures import curves
 
 _STYLE = """
@@ -31,32 +32,39 @@ td { overflow-wrap: anywhere; } th { font-weight: 600; white-space: nowrap; }
 
 
 def write_page(run: Path) -> list[Path]:
-    """Write RUN/report.html, and RUN/curves.png where it can be drawn; what was written."""
+    """Write RUN/report.html, and the pictures in it where they can be drawn; what was written."""
     if not (run / "events.jsonl").is_file():
         raise UserError(f"{run} is not the folder of a run: it has no events.jsonl")
-    picture = curves(read_events(run))
+    events = read_events(run)
+    drawn = {"curves.png": curves(events), "batches.png": batches(events)}
+    pictures = {name: picture for name, picture in drawn.items() if picture is not None}
     written = []
     try:
-        if picture is not None:
-            written.append(run / "curves.png")
+        for name, picture in pictures.items():
+            written.append(run / name)
             written[-1].write_bytes(picture)
         written.append(run / "report.html")
-        written[-1].write_text(page(run, picture), encoding="utf-8")
+        written[-1].write_text(page(run, pictures), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {written[-1]}: {error.strerror}") from None
     return written
 
 
-def page(run: Path, picture: bytes | None) -> str:
+_WORDS = {
+    "curves.png": "Training loss against steps; the mean model per epoch",
+    "batches.png": "Batch size and gradient noise scale against samples",
+}
+
+
+def page(run: Path, pictures: dict[str, bytes]) -> str:
     recipe = read_toml(run / "recipe.toml") if (run / "recipe.toml").is_file() else {}
     result = read_result(run)
     parts = [f"<h1>{html.escape(run.resolve().name)}</h1>"]
     if result is None:
         parts.append(f"<p>Not finished: go on with <code>equipoise resume {html.escape(str(run))}</code>.</p>")
-    if picture is not None:
+    for name, picture in pictures.items():
         data = base64.b64encode(picture).decode()
-        words = "Training loss against steps; the mean model per epoch"
-        parts.append(f'<img alt="{words}" src="data:image/png;base64,{data}">')
+        parts.append(f'<img alt="{_WORDS[name]}" src="data:image/png;base64,{data}">')
     if result is not None:
         from ..cli.summary import rows
 

@@ -12,8 +12,8 @@ from .base import View
 from .convolution import Convolved
 from .parts import Lookup, Made, Outer, Part
 
-# A pass over a vector in memory costs as much as so many multiplications each number.
-_PASS = 8
+# A pass over a vector in memory costs as much as so many multiplications each number, and a call as many as this.
+_PASS, _CALL = 8, 1 << 18
 
 
 class Layers(View):
@@ -65,7 +65,7 @@ class Layers(View):
             count, t = part.a.shape
             assert part.weight is not None
             ghost = (count * t) ** 2 * part.b.shape[2]
-            streamed = count * 2 * _PASS * (part.weight[1] - part.weight[0])
+            streamed = count * (2 * _PASS * (part.weight[1] - part.weight[0]) + _CALL)
             (self.streamed if tied or streamed < ghost else self.whole).append(part)
         else:
             (self.streamed if tied else self.whole).append(part)
@@ -133,7 +133,7 @@ def ways_of(count: int, t: int, p: int, q: int) -> dict[str, int]:
     return {
         "ghost": 2 * straight + count * count * t * t * (p + q),
         "made": straight + count * (count + 2) * p * q,
-        "streamed": straight + count * 2 * _PASS * p * q,
+        "streamed": straight + count * (2 * _PASS * p * q + _CALL),
     }
 
 

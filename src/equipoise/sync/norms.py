@@ -11,6 +11,7 @@ from ..context import Context
 from ..errors import UserError
 
 SOURCES = ("train", "last", "fresh")
+_STEPS = {"train": 4, "last": 1, "fresh": 0}  # before a round, whose gradients are measured
 _PARTS = 4  # of a fresh batch, from whose spread its noise is estimated
 _LEAST = 0.1  # of the measured norm that is left when noise seems to explain all of it
 
@@ -21,8 +22,9 @@ class Norms:
         N <- rho N + (1 - rho) n;   n^ = N / (1 - rho^k) after k measurements
 
     The division makes up for starting at zero: constant norms give n^ = n from the first measurement on.
-    source: "train", every training gradient, smoothed over steps; "last", that of the last step before a round,
-        smoothed over rounds; "fresh", of examples drawn for the purpose, smoothed over rounds: one more pass over them.
+    source: "train", the training gradients of the last few steps before a round, smoothed over steps; "last", that of
+        the last one, smoothed over rounds; "fresh", of examples drawn for the purpose, smoothed over rounds, which
+        takes one more pass. Norms of all other steps would cost time and be forgotten.
     debias: a gradient on b examples has E|g|^2 = |mean|^2 + var / b, and near the end the noise is nearly all of it. A
         fresh batch is measured in parts whose spread tells how much to take off.
     """
@@ -40,9 +42,12 @@ class Norms:
         self.sound = False  # was the last one finite?
         self.last: torch.Tensor | None = None  # a gradient that waits for its round
 
-    def step(self) -> None:
-        """Look at the training gradient that lies in the model; one without examples says nothing."""
-        if self.source == "fresh" or not self.context.clock.batch:
+    def step(self, left: int) -> None:
+        """Look at the training gradient that lies in the model, `left` steps before a round as far as one can tell.
+
+        A gradient without examples says nothing.
+        """
+        if left >= _STEPS[self.source] or not self.context.clock.batch:
             return
         measured = norms_of([p.grad for p in self.flat.parameters.values() if p.grad is not None])
         if len(measured) < len(self.flat.slices):  # a layer that this batch did not reach

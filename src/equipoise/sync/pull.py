@@ -38,7 +38,7 @@ class GradientWeighted(Sync):
     )
     exponent: float = option(1.0, help="p in the weights 1 / norm^p; 0 weighs all alike", least=0, most=16)
     source: str = option(
-        "train", help="whose gradient is measured: all of training, the last batch, a fresh one", choices=SOURCES
+        "train", help="gradients that are measured: of the last training steps, the last one, fresh", choices=SOURCES
     )
     smoothing: float = option(
         0.43, help="of norms over rounds (source train: over steps); 0 keeps the last", least=0, below=1
@@ -71,7 +71,7 @@ class GradientWeighted(Sync):
         if self.middle is None:
             self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
         self.since += 1
-        self.norms.step()
+        self.norms.step(self.pace - self.since)  # a round as long as the one before
         approach(x, self.middle, self.prox, self.pace)
 
     def after_step(self, x: torch.Tensor) -> None:

@@ -1,0 +1,195 @@
+"""What a balanced order costs on one worker: ordered epoch / plain epoch, and the extra memory in vectors of d.
+
+MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer on windows of 35
+words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in turn, medians of the ratios.
+Beside them the same pair balance on per-example gradients by vmap (MLP), and grab-sampler where it is installed and runs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import arguments, median_ratio, report
+from torch import nn
+
+import equipoise as eq
+from equipoise.data.base import Loaded
+from equipoise.data.source import Source
+from equipoise.launch.current import current_comm
+from equipoise.loop.job import Job, Length
+from equipoise.loop.worker import Worker
+from equipoise.models.lenet import LeNet
+from equipoise.models.transformer import Transformer
+
+WORDS, LENGTH = 33278, 35
+
+ORDERS: dict[str, Callable[[], eq.order.Order]] = {
+    "plain": eq.order.Reshuffle,
+    "exact pair": eq.order.PairBalance,
+    "exact mean": eq.order.GraB,
+    "projection": lambda: eq.order.PairBalance(signal="projection"),
+    "last layer": lambda: eq.order.PairBalance(signal="last-layer"),
+}
+GOALS = {
+    ("MLP", "exact pair"): 1.7,
+    ("LeNet", "exact pair"): 2.0,
+    ("transformer", "exact pair"): 2.0,
+    **{(task, cheap): 1.15 for task in ("MLP", "LeNet", "transformer") for cheap in ("projection", "last layer")},
+}
+
+
+def mlp() -> nn.Module:
+    layers = [nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    return nn.Sequential(*layers)
+
+
+def images(shape: tuple[int, ...]) -> Loaded:
+    nothing = (torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+    return Loaded(train=nothing, test=nothing, task="classify", outputs=10, shape=shape, tokens=None, notes={})
+
+
+def words() -> Loaded:
+    nothing = (torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, LENGTH, dtype=torch.int64))
+    return Loaded(train=nothing, test=nothing, task="language", outputs=WORDS, shape=(LENGTH,), tokens=WORDS, notes={})
+
+
+def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:
+    """Model, loss, data, batch."""
+    draw = torch.Generator().manual_seed(0)
+    classes = torch.randint(10, (2048,), generator=draw)
+    # Words as frequent as in a text: the n-th in proportion to 1/n.
+    text = (torch.exp(torch.rand(512, LENGTH + 1, generator=draw) * torch.log(torch.tensor(float(WORDS)))) - 1).long()
+    from equipoise.assemble import language_loss
+
+    return {
+        "MLP": (mlp, nn.functional.cross_entropy, (torch.randn(2048, 784, generator=draw), classes), 64),
+        "LeNet": (
+            lambda: LeNet().build(images((3, 32, 32))),
+            nn.functional.cross_entropy,
+            (torch.randn(2048, 3, 32, 32, generator=draw), classes),
+            16,
+        ),
+        "transformer": (lambda: Transformer().build(words()), language_loss, (text[:, :-1], text[:, 1:]), 16),
+    }
+
+
+def worker_of(task: tuple[Any, ...], order: eq.order.Order) -> Worker:
+    model, loss, data, batch = task
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return model()
+
+    job = Job(
+        model=make,
+        loss=loss,
+        train=Source(data),
+        length=Length(epochs=1000),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+        order=order,
+        batch=eq.batch.Fixed(batch),
+    )
+    worker = Worker(job, current_comm())
+    worker.model.train()
+    return worker
+
+
+def steps(worker: Worker, count: int) -> None:
+    for _ in range(count):
+        if worker.position.steps_left == 0:
+            worker.clock.epoch += 1
+            worker.position.begin(worker.clock.epoch)
+        worker.step()
+
+
+def by_vmap(task: tuple[Any, ...]) -> Callable[[int], None]:
+    """Pair balance on gradients that are made: what there was before."""
+    from torch.func import functional_call, grad, vmap
+
+    torch.manual_seed(0)
+    model, loss, (x, y), batch = task[0](), *task[1:]
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def one(weights: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return loss(functional_call(model, weights, a.unsqueeze(0)), b.unsqueeze(0))
+
+    gradients = vmap(grad(one), in_dims=(None, 0, 0))
+    total = torch.zeros(sum(p.numel() for p in parameters.values()))
+
+    def run(count: int) -> None:
+        for step in range(count):
+            start = step * batch % (len(x) - batch)
+            found = gradients(parameters, x[start : start + batch], y[start : start + batch])
+            rows = torch.cat([g.flatten(1) for g in found.values()], 1)
+            for k in range(0, batch, 2):
+                v = rows[k] - rows[k + 1]
+                total.add_(v, alpha=1 if total @ v <= 0 else -1)
+            for name, g in found.items():
+                parameters[name] = parameters[name] - 0.01 * g.mean(0)
+
+    return run
+
+
+def peak(task: tuple[Any, ...], order: Callable[[], eq.order.Order]) -> int:
+    """Bytes that twelve steps take at the most, in a process of their own."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        steps(worker_of(task, order()), 12)
+        send.send(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+        os._exit(0)
+    found = receive.recv()
+    os.waitpid(child, 0)
+    return found
+
+
+def main() -> None:
+    args = arguments(__doc__ or "", repetitions=7, seconds=2, peers=1, memory=1)
+    torch.set_num_threads(1)
+    rows: list[tuple[str, float, float | None]] = []
+    for name, task in tasks().items():
+        d = sum(p.numel() for p in task[0]().parameters())
+        if args.memory:  # before anything has grown this process
+            used = {order: peak(task, make) for order, make in ORDERS.items()}
+        workers = {order: worker_of(task, make()) for order, make in ORDERS.items()}
+        for worker in workers.values():
+            steps(worker, 2)
+        started = time.perf_counter()
+        steps(workers["plain"], 3)
+        block = max(1, int(args.seconds / 10 * 3 / (time.perf_counter() - started)))
+        seconds: dict[str, list[float]] = {order: [] for order in ORDERS}
+        for _ in range(args.repetitions):
+            for order, worker in workers.items():
+                started = time.perf_counter()
+                steps(worker, block)
+                seconds[order].append((time.perf_counter() - started) / block)
+        print(f"{name}: d = {d:,}, plain step {1e3 * sorted(seconds['plain'])[args.repetitions // 2]:.2f} ms")
+        for order in list(ORDERS)[1:]:
+            goal = GOALS.get((name, order))
+            rows.append((f"{name}: {order} / plain", median_ratio(seconds[order], seconds["plain"]), goal))
+        if args.memory:
+            for order in list(ORDERS)[1:]:
+                extra = (used[order] - used["plain"]) / (4 * d)
+                rows.append((f"{name}: {order}, extra memory in vectors of d", extra, 3.0))
+        if name == "MLP" and args.peers:
+            run = by_vmap(task)
+            run(1)
+            slow = []
+            for _ in range(3):
+                started = time.perf_counter()
+                run(2)
+                slow.append((time.perf_counter() - started) / 2)
+            rows.append(("MLP: made gradients (vmap) / plain", median_ratio(slow, seconds["plain"][:3]), None))
+    report("The price of a balanced order", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The gradient of one batch, and whether it may be used."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..errors import NonFinite
+from ..optim import sharpness_aware
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+
+def backward(worker: Worker, indices: np.ndarray) -> float:
+    """The gradient that the optimizer shall have for `indices`; their mean loss."""
+    started = time.perf_counter()
+    loss = gradient(worker, indices)
+    if worker.job.sam is not None and math.isfinite(loss):
+        sharpness_aware(worker.model, worker.job.sam, lambda: gradient(worker, indices))
+    if worker.slow > 1.0 and not worker.comm.virtual:
+        time.sleep((worker.slow - 1.0) * (time.perf_counter() - started))
+    return loss
+
+
+def gradient(worker: Worker, indices: np.ndarray) -> float:
+    """The gradient of the mean loss over `indices`, in micro-batches where the batch is larger than `micro`."""
+    worker.flat.zero_gradient(worker.needs_flat)
+    if len(indices) == 0:
+        return math.nan
+    total = 0.0
+    size, watched = worker.job.micro or len(indices), worker.order.watches
+    if watched:
+        worker.order.watcher.forget()  # a first pass that SAM repeats elsewhere
+        size = min(size, worker.order.watcher.most or size)
+    for start in range(0, len(indices), size):
+        part = indices[start : start + size]
+        weight = len(part) / len(indices)
+        with worker.order.watcher.watching(worker.model, len(part)) if watched else contextlib.nullcontext():
+            loss = loss_of(worker, part)
+            (loss if weight == 1.0 else loss * weight).backward()
+        total += loss.item() * weight
+    return total
+
+
+def loss_of(worker: Worker, indices: np.ndarray) -> torch.Tensor:
+    inputs, targets = worker.job.train.batch(indices)
+    if worker.job.device.type != "cpu":
+        inputs, targets = inputs.to(worker.job.device), targets.to(worker.job.device)
+    if worker.job.autocast is None:
+        return worker.job.loss(worker.model(inputs), targets)
+    with torch.autocast(worker.job.device.type, dtype=worker.job.autocast):
+        return worker.job.loss(worker.model(inputs), targets)
+
+
+def healthy(worker: Worker, loss: float, g: torch.Tensor | None, indices: np.ndarray) -> bool:
+    """False where this step must not count: its gradient is zeroed and weighs nothing, on all workers alike."""
+    if len(indices) == 0:
+        return False
+    what = None
+    if not math.isfinite(loss):
+        what = f"the loss is {loss}"
+    elif worker.job.nonfinite == "skip" and g is not None and not math.isfinite(g.sum(dtype=torch.float64).item()):
+        what = "the gradient is not finite"
+    if what is None:
+        return True
+    step = worker.clock.step + 1
+    if worker.job.nonfinite == "stop":
+        raise NonFinite(
+            f"worker {worker.comm.rank}, step {step}: {what} on examples {indices[:8].tolist()}"
+            f"{'...' if len(indices) > 8 else ''}; lower the learning rate, mend the data, or pass --nonfinite skip",
+            worker.comm.rank,
+            step,
+        )
+    assert g is not None
+    g.zero_()
+    worker.observer.emit("skip", reason=what)
+    return False

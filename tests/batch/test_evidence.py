@@ -1,0 +1,188 @@
+"""The estimators are unbiased, invariant and as accurate as the arithmetic says."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.batch.evidence import Evidence, across_examples, across_workers
+from equipoise.batch.probe import seen_of
+from equipoise.comm.look import pieces
+
+DIM = 40
+MEAN = np.linspace(-0.3, 0.4, DIM)
+DEVIATIONS = np.linspace(0.2, 1.8, DIM)
+TRACE = float((DEVIATIONS**2).sum())
+
+
+def drawn(rng: np.random.Generator, sizes: list[int], mean: np.ndarray = MEAN) -> np.ndarray:
+    """One vector per worker: the mean gradient of so many examples."""
+    noise = rng.standard_normal((len(sizes), len(mean))) * DEVIATIONS[: len(mean)]
+    return mean + noise / np.sqrt(np.asarray(sizes, dtype=float))[:, None]
+
+
+def seen(vectors: np.ndarray, sizes: list[int], **options: bool) -> Evidence:
+    n = np.asarray(sizes, dtype=float)
+    v = n @ vectors / n.sum()
+    products = (vectors @ v).tolist() if options.pop("along", False) else None
+    found = across_workers(
+        (vectors**2).sum(1).tolist(), float(v @ v), n.tolist(), n.tolist(), products=products, **options
+    )
+    assert found is not None
+    return found
+
+
+def many(sizes: list[int], count: int = 4000) -> list[Evidence]:
+    rng = np.random.default_rng(1)
+    return [seen(drawn(rng, sizes), sizes) for _ in range(count)]
+
+
+@pytest.mark.parametrize("sizes", [[8, 8, 8, 8], [16, 16], [4, 8, 16, 64, 7]])
+def test_variance_and_norm_are_unbiased_for_equal_and_unequal_sizes(sizes: list[int]) -> None:
+    found = many(sizes)
+    for values, truth in (
+        ([e.variance for e in found], TRACE),
+        ([e.square for e in found], float(MEAN @ MEAN)),
+        ([e.norm for e in found], float(MEAN @ MEAN) + TRACE / sum(sizes)),
+    ):
+        error = np.std(values) / math.sqrt(len(values))
+        assert abs(np.mean(values) - truth) < 4 * error
+        assert error < 0.02 * truth  # or the line above says nothing
+
+
+def test_the_formula_for_equal_sizes_is_wrong_for_unequal_ones() -> None:
+    sizes = [4, 8, 16, 64, 7]
+    rng = np.random.default_rng(2)
+    plain = []
+    for _ in range(3000):
+        vectors = drawn(rng, sizes, mean=np.zeros(DIM))
+        plain.append(np.mean(sizes) / 4 * ((vectors - vectors.mean(0)) ** 2).sum())
+    assert np.mean(plain) / TRACE == pytest.approx(2.36, rel=0.02)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_spread_of_the_estimate(workers: int) -> None:
+    values = [e.variance for e in many([8] * workers)]
+    effective = TRACE**2 / float((DEVIATIONS**4).sum())
+    assert np.std(values) / TRACE == pytest.approx(math.sqrt(2 / ((workers - 1) * effective)), rel=0.05)
+
+
+def test_for_equal_sizes_it_is_the_formula_of_the_paper() -> None:
+    b, workers, eta = 8, 4, 0.7
+    vectors = drawn(np.random.default_rng(3), [b] * workers)
+    mean = vectors.mean(0)
+    variance = b / (workers - 1) * ((vectors - mean) ** 2).sum()
+    found = seen(vectors, [b] * workers)
+    assert found.variance == pytest.approx(variance, rel=1e-12)
+    assert found.variance / (eta**2 * found.norm * workers) == pytest.approx(
+        variance / (workers * eta**2 * mean @ mean), rel=1e-12
+    )
+
+
+def test_own_gradients_are_tested_with_their_own_norm_and_noise() -> None:
+    vectors = drawn(np.random.default_rng(4), [8] * 4)
+    found = seen(vectors, [8] * 4, own=True)
+    assert found.parts == 4
+    assert found.noise == pytest.approx(1 / 8)
+    assert found.norm == pytest.approx(found.square + found.variance / 8)
+    everybody = np.mean([(seen(drawn(np.random.default_rng(s), [8] * 4), [8] * 4, own=True)).norm for s in range(2000)])
+    assert everybody == pytest.approx(float(MEAN @ MEAN) + TRACE / 8, rel=0.01)
+
+
+def test_invariances() -> None:
+    rng = np.random.default_rng(5)
+    sizes = [8, 4, 16, 8]
+    vectors = drawn(rng, sizes)
+    found = seen(vectors, sizes, along=True)
+    turn, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
+    swap = [2, 0, 3, 1]
+    turned = seen(vectors @ turn, sizes, along=True)
+    swapped = seen(vectors[swap], [sizes[i] for i in swap], along=True)
+    for other in (turned, swapped):
+        np.testing.assert_allclose(other[:5], found[:5], rtol=1e-11)
+    scaled = seen(3 * vectors, sizes, along=True)
+    np.testing.assert_allclose([scaled.variance, scaled.square], [9 * found.variance, 9 * found.square], rtol=1e-12)
+    assert scaled.along == pytest.approx(81 * found.along, rel=1e-12)
+    assert scaled.noise == found.noise
+
+
+def test_pieces_add_up_to_the_whole_in_any_cut_and_at_any_scale() -> None:
+    sizes, scales = [8.0, 4.0, 16.0], [1.0, 0.5, 0.25]
+    vectors = torch.randn(3, 1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = seen_of(list(vectors), [1.0] * 3, sizes, along=True)
+    rows = [v * s for v, s in zip(vectors, scales, strict=True)]
+    for size in (1, 2, 3, 7):
+        parts = [
+            seen_of([row[a:b] for row in rows], scales, sizes, along=True) for a, b in pieces(1001, size) if b > a
+        ]
+        np.testing.assert_allclose(np.sum(parts, 0), whole, rtol=1e-12)
+    v = (torch.tensor(sizes, dtype=torch.float64) @ vectors) / sum(sizes)
+    np.testing.assert_allclose(whole, [float(v @ v), *(vectors**2).sum(1), *(vectors @ v)], rtol=1e-12)
+
+
+def test_equal_gradients_have_no_noise_and_one_worker_has_no_evidence() -> None:
+    same = np.tile(MEAN, (4, 1)).astype(np.float32).astype(float)
+    assert seen(same, [8] * 4).variance < 1e-14 * float(MEAN @ MEAN) * 8
+    assert across_workers([1.0], 1.0, [8.0], [8.0]) is None
+    assert across_workers([1.0, 0.0], 1.0, [8.0, 0.0], [8.0, 0.0]) is None
+    assert across_workers([0.0, 0.0], 0.0, [0.0, 0.0], [0.0, 0.0]) is None
+
+
+def test_a_worker_without_examples_does_not_count() -> None:
+    vectors, sizes = drawn(np.random.default_rng(6), [8, 8, 8]), [8, 8, 8]
+    with_idle = across_workers(
+        [*(vectors**2).sum(1).tolist(), 99.0], float(vectors.mean(0) @ vectors.mean(0)), [8.0] * 3 + [0.0], [8.0] * 3 + [0.0]
+    )
+    assert with_idle is not None
+    np.testing.assert_allclose(with_idle[:4], seen(vectors, sizes)[:4], rtol=1e-12)
+
+
+def test_what_is_not_finite_is_known() -> None:
+    for bad in (math.nan, math.inf):
+        found = across_workers([bad, 1.0], bad, [8.0, 8.0], [8.0, 8.0])
+        assert found is not None
+        assert not found.finite
+
+
+def test_examples_give_unbiased_estimates_too() -> None:
+    rng = np.random.default_rng(7)
+    variances, squares, alongs = [], [], []
+    for _ in range(3000):
+        rows = MEAN + rng.standard_normal((2, 8, DIM)) * DEVIATIONS  # two workers, 8 examples each
+        means = rows.mean(1)
+        spreads = ((rows - means[:, None]) ** 2).sum((1, 2))
+        mean = means.mean(0)
+        found = across_examples(
+            spreads.tolist(), [8.0, 8.0], (means**2).sum(1).tolist(), float(mean @ mean), [8.0, 8.0], products=[7.0, 7.0]
+        )
+        assert found is not None
+        variances.append(found.variance)
+        squares.append(found.square)
+        alongs.append(found.along)
+    assert np.mean(variances) == pytest.approx(TRACE, rel=0.01)
+    assert np.mean(squares) == pytest.approx(float(MEAN @ MEAN), rel=0.03)
+    assert set(alongs) == {1.0}  # 14 squares over 14 degrees of freedom
+    alone = across_examples([TRACE * 7], [8.0], [5.0], 5.0, [8.0])
+    assert alone is not None
+    assert alone.variance == pytest.approx(TRACE)
+    assert across_examples([0.0], [1.0], [5.0], 5.0, [8.0]) is None, "one example says nothing of noise"
+
+
+@pytest.mark.parametrize(("way", "ratio"), [(0.01, 0.995), (0.16, 0.93), (0.8, 0.71)])
+def test_the_pseudo_gradient_is_too_low_by_the_way_times_the_curvature(way: float, ratio: float) -> None:
+    """`way` is learning rate x largest curvature x H; curvatures are spread evenly below it."""
+    rng = np.random.default_rng(8)
+    workers, local, batch, dim, lr = 4, 64, 8, 400, 1.0
+    curvature = np.linspace(0, way / (lr * local), dim)
+    values = []
+    for _ in range(40):
+        x = np.zeros((workers, dim))
+        for _ in range(local):
+            x -= lr * (curvature * x + rng.standard_normal((workers, dim)) / math.sqrt(batch))
+        v = -x / (lr * local)
+        found = seen(v, [batch * local] * workers)
+        values.append(found.variance / dim)
+    assert np.mean(values) == pytest.approx(ratio, abs=0.012)

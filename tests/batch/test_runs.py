@@ -1,0 +1,413 @@
+"""Rules in real runs: one collective, the same decision everywhere, exact accounting, stop and resume."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.base import Comm
+from equipoise.comm.ledger import mean_cost
+from equipoise.data.source import Source
+from equipoise.errors import UserError
+from equipoise.loop.job import Job, Length
+from equipoise.loop.schedule import Schedule, gain
+from equipoise.loop.worker import Worker
+
+from ..contract import toy
+
+ELEMENTS = 160  # of the toy model
+ESTIMATORS = ("workers", "examples", "pseudo")
+
+
+def train(rule: Any, *, data: Any = (toy.INPUTS, toy.TARGETS), **changes: Any) -> eq.Run:
+    chosen = {**toy.settings(rule), "sync": eq.sync.PeriodicAverage(), "period": 4, "steps": 40, **changes}
+    return eq.train(toy.model, nn.CrossEntropyLoss(), data, **chosen)
+
+
+def workers_of(rule: Any, steps: int, look: Any = None, **changes: Any) -> list[Any]:
+    """Run the loop by hand on 4 virtual workers; `look(worker)` after each step, its results by rank."""
+    job = Job(
+        model=toy.model,
+        loss=nn.CrossEntropyLoss(),
+        train=Source((toy.INPUTS, toy.TARGETS)),
+        length=Length(steps=1000),
+        optimizer=changes.pop("optimizer", lambda p: torch.optim.SGD(p, lr=0.2)),
+        **{"batch": rule, "sync": eq.sync.PeriodicAverage(), "period": eq.period.Every(4), **changes},
+    )
+
+    def loop(comm: Comm) -> list[Any]:
+        worker = Worker(job, comm)
+        worker.model.train()
+        found = []
+        for _ in range(steps):
+            if worker.position.steps_left == 0:
+                worker.clock.epoch += 1
+                worker.position.begin(worker.clock.epoch)
+            worker.step()
+            found.append(look(worker) if look is not None else list(worker.batch.sizes()))
+        return found
+
+    return eq.launch(loop, toy.WORKERS, virtual=True)
+
+
+@pytest.mark.parametrize("sync", [eq.sync.PeriodicAverage(), eq.sync.AllReduce(), eq.sync.DPSGD()])
+def test_decides_what_the_workers_gradients_say_by_hand(sync: Any) -> None:
+    """The gradients of the step that ends a round, as backward left them, put into the formula of the paper."""
+    period = eq.period.Every(1 if sync.every_step else 4)
+    gradients: dict[int, list[np.ndarray]] = {}
+    events: list[dict[str, Any]] = []
+
+    class Spy(eq.batch.NormTest):
+        def observe(self, due: bool) -> None:
+            flat = self.context.flat
+            assert flat is not None
+            self.context.emit = lambda event, **fields: events.append(fields)
+            if due:
+                gradients.setdefault(self.context.rank, []).append(flat.copy_gradient().double().numpy())
+            super().observe(due)
+
+    rule = Spy(start=8, most=10**6, eta=0.9, growth=math.inf, shrink=True)
+    nesterov = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)  # noqa: E731  (changes gradients in place)
+    workers_of(rule, 8, sync=sync, period=period, optimizer=nesterov, clip=0.01)
+    assert len(events) == (8 if sync.every_step else 2)
+    b = 8
+    for at, event in enumerate(events[:4]):
+        rows = np.stack([gradients[rank][at] for rank in range(4)])
+        mean = rows.mean(0)
+        variance = b / 3 * ((rows - mean) ** 2).sum()
+        assert event["variance"] == pytest.approx(variance, rel=1e-5)
+        assert event["norm"] == pytest.approx(mean @ mean, rel=1e-5)
+        b = max(8, math.ceil(variance / (4 * 0.81 * mean @ mean)))
+        assert event["new"] == [b] * 4
+
+
+def test_all_workers_hold_the_same_sizes_at_all_times() -> None:
+    for estimator in ESTIMATORS:
+        rows = workers_of(eq.batch.NormTest(start=4, eta=0.6, estimator=estimator, shrink=True), 40)
+        assert rows[0] == rows[1] == rows[2] == rows[3]
+        assert len({tuple(sizes) for sizes in rows[0]}) > 2, "nothing was decided"
+
+
+def test_the_three_estimators_see_the_same_noise() -> None:
+    found = {}
+    for estimator in ESTIMATORS:
+        rule = eq.batch.NormTest(start=8, eta=math.inf, estimator=estimator, examples=0)
+        rows = workers_of(rule, 24, lambda w: w.batch.evidence, optimizer=lambda p: torch.optim.SGD(p, lr=0.02))
+        found[estimator] = np.mean([e.variance for e in rows[0] if e is not None])
+    assert found["examples"] == pytest.approx(found["workers"], rel=0.2)
+    assert found["pseudo"] == pytest.approx(found["workers"], rel=0.2)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_eta_without_bound_is_the_constant_batch_to_the_bit(estimator: str) -> None:
+    rule = eq.batch.NormTest(start=8, eta=math.inf, estimator=estimator)
+    for changes in ({}, {"sync": eq.sync.AllReduce(), "period": 1}):
+        if estimator == "pseudo" and changes:
+            continue
+        fixed = train(eq.batch.Fixed(8), **changes).result
+        adaptive = train(rule, **changes).result
+        assert adaptive["params_sha256"] == fixed["params_sha256"]
+        assert adaptive["samples"] == fixed["samples"]
+        assert adaptive["rounds"] == fixed["rounds"]
+
+
+def test_a_round_is_one_collective_and_costs_what_travels() -> None:
+    """The gradient goes one way, the numbers to everybody, the parameters there and back."""
+
+    def look(worker: Worker) -> tuple[int, int, bool]:
+        ledger = worker.comm.ledger
+        return ledger.messages, ledger.bytes, worker.clock.due
+
+    def bill(rule: Any, **changes: Any) -> tuple[int, int]:
+        rows = workers_of(rule, 4, look, **changes)[0]
+        assert rows[2][:2] == (0, 0) or rows[2][2]
+        return rows[3][0] - rows[2][0], rows[3][1] - rows[2][1]
+
+    messages, bytes = mean_cost(ELEMENTS, 4, 0, 4)
+    one_way = (ELEMENTS - ELEMENTS // 4) * 4
+    assert bill(eq.batch.Fixed(8)) == (messages, bytes)
+    test = eq.batch.NormTest(start=8)
+    assert bill(test) == (messages, bytes + one_way + 3 * 8 * (1 + 4 + 5))  # weight, note, findings
+    pseudo = eq.batch.NormTest(start=8, estimator="pseudo")
+    assert bill(pseudo) == (messages, bytes + 3 * 8 * (1 + 6 + 5))
+    own = eq.batch.NormTest(start=8, estimator="examples", tested="own")
+    assert bill(own) == (messages, bytes + 3 * 8 * (1 + 8))
+    every = {"sync": eq.sync.AllReduce(), "period": eq.period.Every()}
+    assert bill(test, **every) == (messages, bytes + 3 * 8 * (1 + 4 + 5)), "the mean gradient is there already"
+    assert bill(eq.batch.NormTest(start=8, every=2)) == (messages, bytes), "no test in this round"
+
+
+def test_tests_end_at_the_cap() -> None:
+    rows = workers_of(eq.batch.NormTest(start=8, most=8), 16, lambda w: w.comm.ledger.bytes)
+    assert rows[0][-1] == 4 * mean_cost(ELEMENTS, 4, 0, 4)[1]
+
+
+def test_every_example_once_per_epoch_while_sizes_change_in_the_middle() -> None:
+    rule = eq.batch.NormTest(start=2, eta=0.5, most=13)
+    rows = workers_of(
+        rule, 30, lambda w: (w.clock.epoch, w.indices.tolist(), w.batch.sizes()[0]), period=eq.period.Every(3)
+    )
+    first = [(indices, size) for row in rows for epoch, indices, size in row if epoch == 0]
+    assert rows[0][-1][0] >= 1, "the first epoch must have ended"
+    assert len({size for _, size in first}) >= 3, "and sizes must have changed in it"
+    assert sorted(index for indices, _ in first for index in indices) == list(range(toy.EXAMPLES))
+
+
+def test_samples_are_counted_exactly() -> None:
+    rule = eq.batch.NormTest(start=2, eta=0.5, most=13)
+    steps = workers_of(rule, 25, lambda w: (w.clock.batch, w.clock.samples, w.position.consumed), period=eq.period.Every(3))
+    for at in range(25):
+        assert sum(rows[at][1] for rows in steps) == steps[0][at][2] == sum(r[t][0] for r in steps for t in range(at + 1))
+    result = train(rule, steps=None, epochs=2).result
+    assert result["samples"] == 2 * toy.EXAMPLES
+    result = train(rule, steps=None, samples=500).result
+    assert 500 <= result["samples"] < 500 + 4 * 13
+
+
+def test_one_worker_keeps_its_size_unless_it_looks_at_examples(tmp_path: Path) -> None:
+    for estimator, grows in (("workers", False), ("pseudo", False), ("examples", True)):
+        rule = eq.batch.NormTest(start=8, eta=0.5, most=32, estimator=estimator)
+        run = train(rule, workers=1, steps=16, out=tmp_path / estimator)
+        assert (run.result["samples"] > 8 * 16) == grows
+        assert any(e["event"] == "batch" for e in run.events) == grows
+        assert run.result["bytes"] == 0
+
+
+def test_bytes_and_sizes_are_the_same_on_processes() -> None:
+    for rule in (
+        eq.batch.NormTest(start=4, eta=0.6, smoothing=0.3),
+        eq.batch.NormTest(start=4, eta=0.6, estimator="pseudo", shrink=True),
+        eq.batch.Augmented(start=4, theta=0.3, nu=0.9, estimator="examples"),
+    ):
+        virtual, processes = (train(rule, virtual=v, steps=17).result for v in (True, False))
+        for key in ("params_sha256", "samples", "bytes", "rounds", "consensus"):
+            assert processes[key] == virtual[key], key
+
+
+def test_the_same_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_SHARED_MEMORY", "0")
+    rule = eq.batch.InnerProduct(start=4, theta=0.3)
+    virtual, processes = (train(rule, virtual=v, steps=17).result for v in (True, False))
+    for key in ("params_sha256", "samples", "bytes"):
+        assert processes[key] == virtual[key], key
+
+
+@pytest.mark.parametrize("stop", [6, 9])
+def test_resume_in_the_middle_of_a_round(stop: int, tmp_path: Path) -> None:
+    rules = [
+        eq.batch.NormTest(start=4, eta=0.6, estimator="pseudo", smoothing=0.5),
+        eq.batch.NormTest(start=4, eta=0.6, every=2, shrink=True),
+        eq.batch.Schedule(plan=[4, 9], at=[100], unit="samples"),
+    ]
+    schedule = lambda optimizer: Schedule(optimizer, "cosine", 0.1, "sqrt")  # noqa: E731
+    for at, rule in enumerate(rules):
+        whole = train(rule, steps=20, scheduler=schedule).result
+        train(rule, steps=20, scheduler=schedule, checkpoint_every=stop, keep=9, out=tmp_path / str(at))
+        resumed = train(rule, steps=20, scheduler=schedule, out=tmp_path / str(at), resume=stop).result
+        for key in ("params_sha256", "samples", "bytes", "rounds"):
+            assert resumed[key] == whole[key], (rule, key)
+
+
+def test_measured_speeds_on_a_described_cluster() -> None:
+    cluster = eq.Cluster.from_dict({"workers": [{"speed": s} for s in (1.0, 1.0, 2.0, 4.0)]})
+    rule = eq.batch.NormTest(start=4, eta=math.inf, speeds="measured")
+    rows = train(rule, steps=8, cluster=cluster).result["workers"]
+    assert [row["samples"] for row in rows] == [4 * (4 + b) for b in (2, 2, 4, 8)], "one round of each kind"
+
+
+def test_a_worker_that_skips_a_step_weighs_nothing(tmp_path: Path) -> None:
+    inputs = toy.INPUTS.clone()
+    inputs[7] = math.nan  # in one worker's block only
+    run = train(
+        eq.batch.NormTest(start=8, eta=0.5, most=32),
+        data=(inputs, toy.TARGETS),
+        test=(toy.INPUTS, toy.TARGETS),
+        period=1,
+        steps=14,
+        nonfinite="skip",
+        out=tmp_path / "run",
+    )
+    events = run.events
+    assert any(e["event"] == "skip" for e in events)
+    assert all("reason" not in e for e in events if e["event"] == "batch")
+    assert math.isfinite(run.result["models"]["mean"]["loss"])
+
+
+def test_a_gradient_that_is_not_finite_is_agreed_on_and_changes_nothing() -> None:
+    class Cusp(torch.autograd.Function):
+        """A finite loss with a gradient that is not."""
+
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.mean()
+
+        @staticmethod
+        def backward(context: Any, g: torch.Tensor) -> torch.Tensor:
+            return torch.full((8, 4), math.inf)
+
+    calls = Counter[str]()
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        calls["all"] += 1
+        if calls["all"] == 3:  # one worker, in the first step
+            return Cusp.apply(outputs)
+        return nn.functional.cross_entropy(outputs, targets)
+
+    events: list[dict[str, Any]] = []
+
+    class Heard(eq.batch.NormTest):
+        def observe(self, due: bool) -> None:
+            self.context.emit = lambda event, **fields: events.append(fields)
+            super().observe(due)
+
+    sizes: list[Any] = []
+    job2 = Job(
+        model=toy.model,
+        loss=loss,
+        train=Source((toy.INPUTS, toy.TARGETS)),
+        length=Length(steps=9),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
+        batch=Heard(start=8, eta=0.1),
+        sync=eq.sync.PeriodicAverage(),
+    )
+
+    def loop(comm: Comm) -> None:
+        worker = Worker(job2, comm)
+        worker.step()
+        sizes.append(list(worker.batch.sizes()))
+
+    eq.launch(loop, 4, virtual=True)
+    assert "not finite" in events[0]["reason"]
+    assert sizes == [[8] * 4] * 4
+
+
+def test_no_gradient_anywhere() -> None:
+    flat = lambda outputs, targets: 0.0 * outputs.sum()  # noqa: E731
+    run = eq.train(
+        toy.model, flat, (toy.INPUTS, toy.TARGETS), workers=4, batch=eq.batch.NormTest(start=8), period=2, steps=6
+    )
+    assert run.result["samples"] == 4 * 8 * 6
+
+
+def test_batches_above_the_memory_are_accumulated() -> None:
+    rule = eq.batch.NormTest(start=8, eta=0.5, most=40)
+    evaluated = {}
+    for micro in (None, 7):
+        make = lambda: nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))  # noqa: E731
+        torch.manual_seed(0)
+        model = make()
+        run = eq.train(
+            model, nn.CrossEntropyLoss(), (toy.INPUTS, toy.TARGETS), workers=4, batch=rule, period=2, steps=12, micro=micro
+        )
+        evaluated[micro] = run.result["models"]["mean"]["loss"], run.result["samples"]
+    assert evaluated[7][1] == evaluated[None][1] > 8 * 4 * 12
+    assert evaluated[7][0] == pytest.approx(evaluated[None][0], rel=1e-5)
+
+
+def test_pseudo_is_refused_where_it_would_be_wrong() -> None:
+    rule = eq.batch.NormTest(start=8, estimator="pseudo")
+    for optimizer in (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.AdamW(p)):
+        with pytest.raises(UserError, match="workers"):
+            train(rule, optimizer=optimizer)
+    with pytest.raises(UserError, match="periodic-average"):
+        train(rule, sync=eq.sync.DPSGD())
+    with pytest.raises(UserError, match="every"):
+        train(rule, period=eq.period.TotalSteps(4))
+
+
+def test_decisions_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from equipoise.report.batch_figures import batches
+
+    run = train(eq.batch.NormTest(start=4, eta=0.6), out=tmp_path / "run", steps=12)
+    picture = batches(run.events)
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")
+    assert batches([]) is None
+
+
+# -- the learning rate ------------------------------------------------------------------------------------------------
+def test_gains() -> None:
+    from equipoise.batch.evidence import Evidence
+
+    seen = Evidence(variance=64.0, square=1.0, noise=0.0, parts=1)
+    assert gain("none", 4.0, 16, seen) == 1.0
+    assert gain("linear", 4.0, 16, None) == 4.0
+    assert gain("sqrt", 4.0, 16, None) == 2.0
+    assert gain("adascale", 4.0, 16, seen) == pytest.approx((4 + 1) / (4 / 4 + 1))
+    assert gain("adascale", 4.0, 16, None) == 1.0
+    assert gain("adascale", 1.0, 16, seen) == 1.0
+    noise, signal = seen._replace(square=-1.0), seen._replace(variance=0.0)
+    assert gain("adascale", 4.0, 16, noise) == 4.0, "where noise rules it is linear"
+    assert gain("adascale", 4.0, 16, signal) == 1.0, "where there is none nothing is gained"
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear", "sqrt"])
+def test_the_rate_follows_samples_and_the_batch(scaling: str) -> None:
+    """Whatever the sizes did, the rate is a function of the samples consumed, and of the size."""
+    rule = eq.batch.NormTest(start=4, eta=0.5, most=32)
+    rates: list[tuple[int, int, float]] = []
+
+    class Heard(Schedule):
+        def step(self) -> None:
+            assert self.worker is not None
+            rates.append((self.worker.position.consumed, self.worker.clock.batch, self.worker.clock.lr))
+            super().step()
+
+    run = train(rule, workers=4, steps=None, samples=1200, scheduler=lambda o: Heard(o, "cosine", 0.25, scaling))
+    assert run.result["samples"] >= 1200
+    batches = {b for _, b, _ in rates}
+    assert max(batches) > 8
+    checked = 0
+    for consumed, batch, lr in rates[:: toy.WORKERS]:
+        total = 4 * batch
+        if consumed % toy.EXAMPLES < total or batch not in (4, 8, 16, 32):
+            continue  # the end of an epoch: fewer were left
+        done = (consumed - total / 2) / 1200
+        shape = done / 0.25 if done < 0.25 else 0.5 * (1 + math.cos(math.pi * (done - 0.25) / 0.75))
+        expected = 0.2 * shape * {"none": 1.0, "linear": batch / 4, "sqrt": math.sqrt(batch / 4)}[scaling]
+        assert lr == pytest.approx(expected, rel=1e-6)
+        checked += 1
+    assert checked > 5
+
+
+def test_adascale_needs_a_rule_that_measures() -> None:
+    schedule = lambda optimizer: Schedule(optimizer, scaling="adascale")  # noqa: E731
+    with pytest.raises(UserError, match="norm-test"):
+        train(eq.batch.Fixed(8), scheduler=schedule)
+    rates = workers_of(eq.batch.NormTest(start=4, eta=0.5), 24, lambda w: w.optimizer.param_groups[0]["lr"], scheduler=schedule)
+    assert rates[0] == rates[1]
+    assert 0.2 < max(rates[0])
+
+
+# -- a user's own loop ------------------------------------------------------------------------------------------------
+def test_a_rule_on_a_users_own_loop() -> None:
+    def loop(comm: Comm) -> tuple[list[int], int]:
+        model = toy.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = torch.utils.data.TensorDataset(toy.INPUTS, toy.TARGETS)
+        sampler = eq.Sampler(data, batch=eq.batch.NormTest(start=4, eta=0.5, most=20))
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+        sizes = []
+        with eq.attach(model, optimizer, sync=eq.sync.PeriodicAverage(), period=2, sampler=sampler) as together:
+            for _ in range(2):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    sizes.append(len(x))
+        assert sum(sizes) == together.clock.samples
+        return sizes, sampler.position.consumed
+
+    rows = eq.launch(loop, 4, virtual=True)
+    assert len({len(sizes) for sizes, _ in rows}) == 1
+    assert all(max(sizes) > 8 for sizes, _ in rows)
+    assert rows[0][1] == 2 * toy.EXAMPLES == sum(sum(sizes) for sizes, _ in rows)

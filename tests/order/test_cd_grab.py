@@ -1,0 +1,192 @@
+"""CD-GraB: one running sum for all workers, and several ways to keep it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.errors import WorkerError
+from equipoise.order import CDGraB, PairBalance
+from equipoise.signal import Rows
+
+from .drive import bound, parallel_floor, sphere, visit
+
+
+def in_one_place(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
+    """The definition, with all vectors at hand: pairs of all workers in sequence against one S."""
+    orders = [np.random.default_rng([seed, w, 1, 0]).permutation(len(b)).tolist() for w, b in enumerate(blocks)]
+    for _ in range(epochs):
+        total = torch.zeros_like(blocks[0][0])
+        fronts: list[list[int]] = [[] for _ in blocks]
+        backs: list[list[int]] = [[] for _ in blocks]
+        for k in range(max(map(len, blocks)) // 2):
+            for w, (order, block) in enumerate(zip(orders, blocks, strict=True)):
+                if 2 * k + 1 >= len(order):
+                    continue
+                a, b = order[2 * k], order[2 * k + 1]
+                v = block[a] - block[b]
+                plus = bool(total @ v <= 0)
+                total = total + v if plus else total - v
+                fronts[w].append(a if plus else b)
+                backs[w].append(b if plus else a)
+        rests = [[p for p in o if p not in {*f, *b}] for o, f, b in zip(orders, fronts, backs, strict=True)]
+        orders = [f + r + b[::-1] for f, b, r in zip(fronts, backs, rests, strict=True)]
+    return orders
+
+
+def by_workers(blocks: list[torch.Tensor], epochs: int, batch: int, **options: Any) -> list[list[int]]:
+    """All workers take as many steps; one that has run dry passes nothing."""
+    steps = max(-(-len(b) // batch) for b in blocks)
+
+    def loop(comm: Any) -> list[int]:
+        mine = blocks[comm.rank]
+        order = bound(CDGraB(**options), len(mine), comm)
+        for epoch in range(epochs):
+            positions = order.epoch(epoch)
+            for step in range(steps):
+                part = positions[step * batch : (step + 1) * batch]
+                seen = Rows(mine[torch.from_numpy(part)], [1] * len(part)) if len(part) else None
+                order.observe(part, seen)
+        return order.epoch(epochs).tolist()
+
+    return eq.launch(loop, len(blocks), virtual=True)
+
+
+def test_the_figure_of_the_paper() -> None:
+    """Two workers, four examples: signs +, + and then -, - give the order 1, 4, 3, 2 on both."""
+
+    def loop(comm: Any) -> tuple[list[int], list[int]]:
+        order = bound(CDGraB(), 4, comm)
+        first = order.epoch(0)
+        vectors = torch.zeros(4, 2, dtype=torch.float64)
+        vectors[torch.from_numpy(first[[0, 2]]), comm.rank] = 1.0  # differences e_w in both pairs
+        visit(order, vectors, 0, 2)
+        return first[[0, 3, 2, 1]].tolist(), order.epoch(1).tolist()
+
+    for expected, found in eq.launch(loop, 2, virtual=True):
+        assert found == expected
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
+@pytest.mark.parametrize("coordinate", ["auto", "shards"])
+@pytest.mark.parametrize("sizes", [(12, 12, 12), (12, 7, 3), (4, 0, 9)])
+def test_equals_the_definition(batch: int, coordinate: str, sizes: tuple[int, ...]) -> None:
+    """Unequal blocks, odd ones, an empty one; the sequence is term by term only where terms come step by step alike."""
+    blocks = [sphere(n, 5, seed=w) if n else torch.zeros(0, 5, dtype=torch.float64) for w, n in enumerate(sizes)]
+    found = by_workers(blocks, 3, batch, coordinate=coordinate)
+    for order, n in zip(found, sizes, strict=True):
+        assert sorted(order) == list(range(n))
+    if batch != 3 and batch != 5 or len(set(sizes)) == 1:
+        assert found == in_one_place(blocks, 3)
+
+
+def test_coordinated_is_flat_and_stale_and_independent_grow() -> None:
+    """d = 16: 3.6, 3.4, 3.2 for 1, 4, 16 workers; stale 3.4, 3.6, 5.4; independent 3.4, 6.6, 13.1; random 80."""
+    vectors = sphere(2048, 16)
+    together = {w: parallel_floor(CDGraB, vectors, w, 11, 256 // w) for w in (1, 4, 16)}
+    alone = {w: parallel_floor(eq.order.IDGraB, vectors, w, 11, 256 // w) for w in (1, 4, 16)}
+    stale = parallel_floor(lambda: CDGraB(coordinate="stale"), vectors, 16, 11, 4)
+    assert all(2.4 < value < 3.8 for value in together.values())
+    assert alone[4] / alone[1] == pytest.approx(2.0, rel=0.35)
+    assert alone[16] / alone[1] == pytest.approx(4.0, rel=0.35)
+    assert 4.2 < stale < 14.0
+
+
+def test_one_worker_is_pair_balance() -> None:
+    vectors = sphere(30, 5)
+    one, other = bound(CDGraB(), 30), bound(PairBalance(), 30)
+    for epoch in range(3):
+        visit(one, vectors, epoch, 4)
+        visit(other, vectors, epoch, 4)
+    assert one.epoch(3).tolist() == other.epoch(3).tolist()
+
+
+INPUTS = torch.randn(90, 6, generator=torch.Generator().manual_seed(4))
+TARGETS = (INPUTS[:, :3] + 0.3 * INPUTS[:, 3:]).argmax(1)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.LayerNorm(10), nn.Linear(10, 3))
+
+
+def trained(order: CDGraB, **changes: Any) -> dict[str, Any]:
+    options = {"workers": 3, "epochs": 4, "batch": 6, "deterministic": True, **changes}
+    return eq.train(net, nn.CrossEntropyLoss(), (INPUTS, TARGETS), order=order, **options).result
+
+
+def test_factors_and_shards_decide_alike() -> None:
+    """Exact either way: the same orders, so the same models up to how the last bits of S fall, which decide nothing here."""
+    factors, shards = (trained(CDGraB(coordinate=c)) for c in ("factors", "shards"))
+    assert factors["params_sha256"] == shards["params_sha256"]
+    assert factors["bytes"] != shards["bytes"]
+    stale = trained(CDGraB(coordinate="stale"))
+    assert stale["params_sha256"] != factors["params_sha256"]
+
+
+@pytest.mark.parametrize("coordinate", ["factors", "shards", "stale"])
+@pytest.mark.parametrize("signal", ["exact", "projection"])
+def test_processes_and_virtual_workers_agree_and_resume(coordinate: str, signal: str, tmp_path: Path) -> None:
+    order = CDGraB(coordinate=coordinate, signal=signal)
+    virtual = trained(order)
+    if signal == "exact":
+        processes = trained(order, virtual=False)
+        assert processes["params_sha256"] == virtual["params_sha256"]
+        assert processes["bytes"] == virtual["bytes"]
+    trained(order, epochs=None, steps=8, out=tmp_path)
+    assert trained(order, out=tmp_path, resume=True)["params_sha256"] == virtual["params_sha256"]
+
+
+def test_traffic_is_in_the_ledger_and_far_below_a_gather_of_gradients() -> None:
+    """Two epochs of batches of 6: what is sent beyond plain training, against every example's gradient to everybody."""
+    d = sum(p.numel() for p in net().parameters())
+    plain = eq.train(
+        net, nn.CrossEntropyLoss(), (INPUTS, TARGETS), workers=3, epochs=2, batch=6, deterministic=True
+    ).result["bytes"]
+    gather = 2 * 90 * 2 * d * 4
+    for coordinate, most in (("factors", 1.0), ("shards", 0.25), ("stale", 0.25)):
+        extra = trained(CDGraB(coordinate=coordinate), epochs=2)["bytes"] - plain
+        assert 0 < extra < most * gather, coordinate
+
+
+def test_shards_send_what_they_say() -> None:
+    """A pair: (W - 1) / W of a vector from each worker, W + W^2 numbers summed, and a header of 5 integers a step."""
+    blocks = [sphere(4, 30, seed=w).float() for w in range(3)]
+
+    def loop(comm: Any) -> int:
+        order = bound(CDGraB(coordinate="shards"), 4, comm)
+        visit(order, blocks[comm.rank], 0, 2)
+        return comm.ledger.bytes
+
+    header = 5 * 8 * 2 * 3
+    vector = 20 * 4 * 3
+    numbers = 2 * 2 * (3 + 9) * 8
+    assert sum(eq.launch(loop, 3, virtual=True)) == 2 * (header + vector + numbers)
+
+
+def test_workers_that_decide_differently_are_found_out() -> None:
+    def loop(comm: Any) -> None:
+        order = bound(CDGraB(), 6, comm)
+        visit(order, sphere(6, 3, seed=comm.rank), 0, 2)
+        if comm.rank == 1:
+            order.evidence = "something else"
+        order.epoch(1)
+
+    with pytest.raises(WorkerError, match="worker 1 decided other signs than worker 0"):
+        eq.launch(loop, 2, virtual=True)
+
+
+def test_own_pace_is_refused() -> None:
+    from equipoise.errors import UserError
+
+    own = [name for name in vars(eq.period) if name[0].isupper() and not getattr(eq.period, name).lockstep]
+    if not own:
+        pytest.skip("no period lets workers take their own steps")
+    with pytest.raises(UserError, match="id-grab"):
+        trained(CDGraB(), period=getattr(eq.period, own[0])(), sync=eq.sync.PeriodicAverage())
