@@ -1,8 +1,9 @@
 """What a balanced order costs on one worker: ordered epoch / plain epoch, and the extra memory in vectors of d.
 
-MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer on windows of 35
-words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in turn, medians of the ratios.
-Beside them the same pair balance on per-example gradients by vmap (MLP), and grab-sampler where it is installed and runs.
+MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer
+on windows of 35 words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in
+turn, medians of the ratios. Beside them the same pair balance on per-example gradients by vmap (MLP), and
+grab-sampler where it is installed and runs.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("equipoise", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("equipoise", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("equipoise")
 
 

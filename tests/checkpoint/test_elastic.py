@@ -43,8 +43,10 @@ class Watched(Dataset):
         return found
 
 
-@both
-@pytest.mark.parametrize(("before", "after"), [(4, 3), (2, 5), (3, 1), (1, 4)])
+@pytest.mark.parametrize(
+    ("before", "after", "virtual"),
+    [(4, 3, True), (2, 5, True), (3, 1, True), (1, 4, True), (4, 3, False), (2, 5, False)],
+)
 def test_each_example_of_the_epoch_once(before: int, after: int, virtual: bool, tmp_path: Path) -> None:
     data, run = Watched(tmp_path / "log"), tmp_path / "run"
     how = {"optimizer": momentum, "batch": 3, "test": TEST, "out": run, "virtual": virtual, "timeout": 30.0}

@@ -223,7 +223,7 @@ def test_processes_after_the_parent_has_used_its_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_ten_launches_in_a_row() -> None:
+def test_many_launches_in_a_row() -> None:
     """Workers that leave at once must not take unread messages of others with them."""
-    for _ in range(10):
+    for _ in range(6):
         assert run(lambda comm: comm.sum(torch.ones(2)).tolist(), 4, False) == [[4.0, 4.0]] * 4

@@ -47,7 +47,9 @@ def floor(order: Balanced, vectors: torch.Tensor, rounds: int, batch: int = 256,
     return largest_prefix(vectors[torch.from_numpy(balanced.epoch(rounds))])
 
 
-def parallel_floor(order: Callable[[], Balanced], vectors: torch.Tensor, workers: int, rounds: int, batch: int) -> float:
+def parallel_floor(
+    order: Callable[[], Balanced], vectors: torch.Tensor, workers: int, rounds: int, batch: int
+) -> float:
     """H of the sum over workers, each of which holds an equal slice, after so many rounds."""
     parts = vectors.chunk(workers)
 

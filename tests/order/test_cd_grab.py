@@ -82,7 +82,7 @@ def test_equals_the_definition(batch: int, coordinate: str, sizes: tuple[int, ..
     found = by_workers(blocks, 3, batch, coordinate=coordinate)
     for order, n in zip(found, sizes, strict=True):
         assert sorted(order) == list(range(n))
-    if batch != 3 and batch != 5 or len(set(sizes)) == 1:
+    if batch < 3 or len(set(sizes)) == 1:
         assert found == in_one_place(blocks, 3)
 
 
@@ -122,7 +122,9 @@ def trained(order: CDGraB, **changes: Any) -> dict[str, Any]:
 
 
 def test_factors_and_shards_decide_alike() -> None:
-    """Exact either way: the same orders, so the same models up to how the last bits of S fall, which decide nothing here."""
+    """Exact either way: the same orders, so the same models up to how the last bits of S fall, which decide
+    nothing here.
+    """
     factors, shards = (trained(CDGraB(coordinate=c)) for c in ("factors", "shards"))
     assert factors["params_sha256"] == shards["params_sha256"]
     assert factors["bytes"] != shards["bytes"]

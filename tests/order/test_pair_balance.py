@@ -215,7 +215,9 @@ def net() -> nn.Module:
 @pytest.mark.parametrize("options", [{}, {"batch": 7}, {"micro": 3}, {"batch": 1}, {"drop_last": True, "batch": 8}])
 @pytest.mark.parametrize("group", [1, 2])
 def test_training_sees_the_signs_of_made_gradients(options: dict, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order in the loop against PairBalance on gradients that autograd computes one by one, from the same models."""
+    """The order in the loop against PairBalance on gradients that autograd computes one by one, from the same
+    models.
+    """
     from equipoise.loop.worker import Worker
 
     x, y = problem()
@@ -265,7 +267,14 @@ def test_a_batch_that_is_skipped_keeps_the_order_valid() -> None:
     x, y = problem()
     x[7] = float("nan")
     run = eq.train(
-        net, nn.CrossEntropyLoss(), (x, y), order=PairBalance(), batch=4, epochs=3, nonfinite="skip", test=(x[:4], y[:4])
+        net,
+        nn.CrossEntropyLoss(),
+        (x, y),
+        order=PairBalance(),
+        batch=4,
+        epochs=3,
+        nonfinite="skip",
+        test=(x[:4], y[:4]),
     )
     assert run.result["samples"] == 3 * 60
     assert np.isfinite(run.result["models"]["mean"]["loss"])

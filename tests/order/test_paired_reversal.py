@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from equipoise.order import PairedReversal
@@ -15,6 +17,6 @@ def test_blocks_stay_together_and_odd_epochs_run_backwards(n: int) -> None:
         assert sorted(forward) == list(range(n))
         assert order.epoch(epoch + 1).tolist() == forward[::-1]
         blocks = [position // 8 for position in forward]
-        assert sum(a != b for a, b in zip(blocks, blocks[1:], strict=False)) == len(set(blocks)) - 1
+        assert sum(a != b for a, b in pairwise(blocks)) == len(set(blocks)) - 1
     if n > 8:
         assert order.epoch(0).tolist() != order.epoch(2).tolist()

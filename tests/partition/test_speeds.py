@@ -138,6 +138,20 @@ def test_workers_that_change_speed_get_other_blocks(
         assert [w["samples"] for w in resumed.result["workers"]] == [165, 435]
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"order": eq.order.GraB()}, "learns the order"),
+        ({"period": eq.period.TotalSteps()}, "end their epochs together"),
+    ],
+)
+def test_blocks_that_change_do_not_go_with_everything(options: dict[str, Any], words: str) -> None:
+    partition = eq.partition.Stratified(speeds="measure", remeasure=2)
+    options = {"sync": eq.sync.PeriodicAverage(), **options}
+    with pytest.raises(UserError, match=words):
+        eq.train(model, nn.CrossEntropyLoss(), (X, Y), workers=2, partition=partition, **options)
+
+
 def test_epochs_left() -> None:
     class Stub:
         job = job(length=Length(epochs=5, steps=100))

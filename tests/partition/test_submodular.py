@@ -230,3 +230,25 @@ def test_iid_follows_speeds() -> None:
     blocks = eq.partition.IID(speeds=[1, 2, 7]).blocks(view, 3, seed=0)
     assert [len(b) for b in blocks] == [10, 21, 72]
     assert sorted(np.concatenate(blocks).tolist()) == list(range(103))
+
+
+def test_progress_counts_every_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    import contextlib
+    from collections.abc import Callable, Iterator
+
+    from equipoise.partition import plan
+    from equipoise.partition.progress import shown
+
+    told: list[int] = []
+
+    @contextlib.contextmanager
+    def bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert total == 120
+        yield told.append
+
+    x, y = skewed_mixture(each=40)
+    with shown():
+        eq.partition.Submodular().divide(x, y, workers=2)
+    monkeypatch.setattr(plan, "bar", bar)
+    eq.partition.Submodular(chunk=25).divide(x, y, workers=2)
+    assert sorted(told) == [20] * 6

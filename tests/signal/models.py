@@ -59,9 +59,14 @@ def words(count: int) -> torch.Tensor:
 CASES: dict[str, Case] = {
     "linear": (lambda: nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3, bias=False)), vectors(7)),
     "inplace": (lambda: nn.Sequential(nn.Linear(7, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)), vectors(7)),
-    "linear on words": (lambda: nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3), nn.Flatten()), vectors(4, 7)),
+    "linear on words": (
+        lambda: nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3), nn.Flatten()),
+        vectors(4, 7),
+    ),
     "convolution": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.Flatten()),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.Flatten()
+        ),
         vectors(2, 7, 6),
     ),
     "large convolution": (
@@ -69,10 +74,16 @@ CASES: dict[str, Case] = {
         vectors(12, 4, 4),
     ),
     "grouped convolution": (lambda: nn.Sequential(nn.Conv2d(4, 6, (1, 3), groups=2), nn.Flatten()), vectors(4, 3, 5)),
-    "convolution of lines": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten()), vectors(3, 8)),
+    "convolution of lines": (
+        lambda: nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten()),
+        vectors(3, 8),
+    ),
     "embedding": (lambda: nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)), words),
     "layer norm": (lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)), vectors(7)),
-    "layer norm on images": (lambda: nn.Sequential(nn.LayerNorm([2, 3, 4]), nn.Flatten(), nn.Linear(24, 2)), vectors(2, 3, 4)),
+    "layer norm on images": (
+        lambda: nn.Sequential(nn.LayerNorm([2, 3, 4]), nn.Flatten(), nn.Linear(24, 2)),
+        vectors(2, 3, 4),
+    ),
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(36, 3)),
         vectors(2, 5, 5),
@@ -102,5 +113,9 @@ def gradients(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     rows = []
     for one in inputs:
         found = torch.autograd.grad(loss(model(one.unsqueeze(0))), parameters, allow_unused=True)
-        rows.append(torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(found, parameters, strict=True)]))
+        rows.append(
+            torch.cat(
+                [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(found, parameters, strict=True)]
+            )
+        )
     return torch.stack(rows)

@@ -62,7 +62,9 @@ def test_vectors_products_and_gram_are_those_of_autograd(case: tuple[nn.Module, 
 
 
 @pytest.mark.parametrize("way", ["ghost", "made", "streamed"])
-def test_every_way_gives_the_same(case: tuple[nn.Module, torch.Tensor], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_gives_the_same(
+    case: tuple[nn.Module, torch.Tensor], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, inputs = case
     monkeypatch.setattr("equipoise.signal.layers.ways_of", lambda *shape: {way: 0})
     rows = models.gradients(model, inputs)
@@ -88,7 +90,9 @@ def check_signs(view: Layers, rows: torch.Tensor, total: torch.Tensor, centre: t
     decided = balance(found, view, terms, lambda product, square: 1 if product <= 0 else -1, centre)
     assert decided.signs.tolist() == signs
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-    squares = [(term @ rows - (0 if centre is None else centre)).pow(2).sum().item() for term in torch.from_numpy(terms)]
+    squares = [
+        (term @ rows - (0 if centre is None else centre)).pow(2).sum().item() for term in torch.from_numpy(terms)
+    ]
     np.testing.assert_allclose(decided.squares, squares, rtol=1e-9, atol=1e-12)
 
 
@@ -161,7 +165,8 @@ def test_a_model_without_any_rule_is_refused_with_the_alternative() -> None:
 def test_batch_norm_is_refused_with_reason_and_alternatives(kind: type[eq.signal.Signal]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     signal = kind().bind(Context(current_comm()))
-    with pytest.raises(UserError, match=r"mixes the examples.*GroupNorm.*--order.signal batch"), signal.watching(model, 4):
+    reason = r"mixes the examples.*GroupNorm.*--order.signal batch"
+    with pytest.raises(UserError, match=reason), signal.watching(model, 4):
         pass
     with signal.watching(model.eval(), 4):  # frozen statistics mix nothing
         model(torch.randn(4, 3)).sum().backward()

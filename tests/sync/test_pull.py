@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +128,11 @@ def test_weights_fit_float32_whatever_the_norms() -> None:
     weights = inverse_powers(torch.tensor([0.0, 1e-300, 1e300, 1.0]), 16.0, 1e-8).float()
     assert weights.isfinite().all()
     assert (weights > 0).all()
+
+
+def test_norms_below_epsilon_count_as_it() -> None:
+    weights = inverse_powers(torch.tensor([0.0, 1e-5, 1e-3, 1e-2]), 1.0, 1e-3)
+    np.testing.assert_allclose(weights, [1e3, 1e3, 1e3, 1e2], rtol=1e-5)
 
 
 # -- the centre and the pull ------------------------------------------------------------------------------------------
@@ -295,6 +301,18 @@ def test_a_bad_measurement_is_forgotten_after_a_good_one() -> None:
     assert norms.level() is None
     norms._add(one, zero)
     assert norms.level() == one
+
+
+def test_a_gradient_that_waits_for_its_round_is_kept() -> None:
+    """The next step may have no examples, and the round must still find the gradient of the one before."""
+    model = Layers((1,))
+    context = Context(None, flat=Flat(model))  # type: ignore[arg-type]
+    context.clock.batch = 1
+    first, second = (Norms(context, "last", 0.5, None, False) for _ in range(2))
+    next(model.parameters()).grad = torch.tensor([-3.0], dtype=torch.float64)
+    first.step(0)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.at_round() == first.at_round() == 3.0
 
 
 # -- between rounds ---------------------------------------------------------------------------------------------------

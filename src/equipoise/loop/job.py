@@ -126,10 +126,10 @@ class Job:
             if value is not None and not value > 0:
                 raise UserError(f"{name} = {value}: must be above zero")
         refuse_own_pace(self.period, self.sync)
-        if not self.period.lockstep and self.batch.watches:
+        if self.order.coordinated and not self.period.lockstep:
             raise UserError(
-                f"{type(self.batch).__name__} sets the sizes of all workers together, and {type(self.period).__name__} lets each "
-                "go at its own pace: use batch fixed, or period every"
+                f"{type(self.order).__name__} needs all workers at every step, and {type(self.period).__name__} lets each "
+                "go at its own pace: use a period such as every"
             )
         if self.sync.every_step and isinstance(self.period, Every) and self.period.steps != 1:
             raise UserError(

@@ -61,7 +61,7 @@ def balance(
 ) -> Decided:
     """Decide the sign of `v_k = sum_i terms_ki g_i - centre` for k = 0, 1, ... and add `s_k v_k` to `total`.
 
-        <S_k, v_k> = <S, v_k> + sum_{j<k} s_j <v_j, v_k>
+    <S_k, v_k> = <S, v_k> + sum_{j<k} s_j <v_j, v_k>
     """
     products, gram = projected(total, view, terms, centre)
     if view.regions():

@@ -27,14 +27,14 @@ class Balanced(Order):
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 
     signal: str = option("exact", help=_SIGNAL, choices=("exact", "projection", "last-layer", "batch"))
-    sign: str = option("greedy", help="sign rule: greedy, kernel halving, self-balancing walk", choices=("greedy", "halving", "walk"))
+    sign: str = option("greedy", help="sign rule", choices=("greedy", "halving", "walk"))
     group: int = option(1, help="examples that stay together and are ordered as one", least=1)
 
     def check(self) -> None:
         if self.signal == "batch" and self.group == 1:
             raise UserError(
-                f"{type(self).__name__}(signal='batch'): it sees one gradient per group: set group to the batch size, or to a divisor "
-                "of it (the batch is then taken in passes of that size)"
+                f"{type(self).__name__}(signal='batch'): it sees one gradient per group: set group to the batch size, or "
+                "to a divisor of it (the batch is then taken in passes of that size)"
             )
 
     def start(self) -> None:

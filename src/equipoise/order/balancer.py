@@ -27,8 +27,9 @@ SINGLE = (1.0,)
 class Balancer:
     """Turns what is seen of examples into the order of the next epoch.
 
-    A *term* is what gets one sign: the difference of two units (`PAIR`) or one unit (`SINGLE`), units being examples or the
-    means of groups. A term that a batch begins and the next one ends is carried over as the factors of its examples.
+    A *term* is what gets one sign: the difference of two units (`PAIR`) or one unit (`SINGLE`), units being examples
+    or the means of groups. A term that a batch begins and the next one ends is carried over as the factors of its
+    examples.
     """
 
     def __init__(

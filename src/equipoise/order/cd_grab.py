@@ -26,8 +26,8 @@ class CDGraB(Balanced):
         for every pair of steps, for w = 1..W:  v = g_w(2k-1) - g_w(2k),  s = -sign <S, v>,  S <- S + s v,
                                                 worker w's pair goes to the two ends of its next epoch
 
-    The sum over workers stays balanced, so its floor does not grow with their number (`IDGraB`'s grows like its square root).
-    There is no server and no gather of gradients. `coordinate`:
+    The sum over workers stays balanced, so its floor does not grow with their number (`IDGraB`'s grows like its
+    square root). There is no server and no gather of gradients. `coordinate`:
 
     - factors: the layers' inputs and output gradients go round; S is moved by one sum over workers. Exact;
     - shards: every worker holds a slice of S and gets that slice of the differences. Exact; best for small batches;
@@ -36,16 +36,14 @@ class CDGraB(Balanced):
 
     All workers decide all signs; a hash of them is compared after every epoch. With one worker it is `PairBalance`.
 
-    Reference: Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa, Coordinating Distributed Example Orders for Provably Accelerated
-    Training, NeurIPS 2023.
+    Reference: Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa, Coordinating Distributed Example Orders for Provably
+    Accelerated Training, NeurIPS 2023.
     """
 
     coordinated: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence")
 
-    coordinate: str = option(
-        "auto", help="how workers agree on signs", choices=("auto", "factors", "shards", "stale")
-    )
+    coordinate: str = option("auto", help="how workers agree on signs", choices=("auto", "factors", "shards", "stale"))
 
     def make(self) -> Balancer:
         self.mode = ""  # chosen at the first step that has a pair
@@ -85,19 +83,24 @@ class CDGraB(Balanced):
 
     def _choose(self, layers: bool, items: int, terms: int, dimension: int, width: int) -> str:
         """By the numbers that a worker sends in a step; `width` 0: there are layers whose factors cannot go round."""
-        if self.coordinate == "stale":
-            return "stale"
-        if not layers:
-            return "rows" if dimension <= _SHORT and self.coordinate != "shards" else "shards"
+        if self.coordinate in ("stale", "shards"):
+            return self.coordinate
+        if dimension <= _SHORT and (self.coordinate == "auto" or not layers):
+            return "rows"
         others = self.context.size - 1
         factors = items * width * others + 2 * dimension * others / self.context.size
         shards = terms * dimension * others / self.context.size
-        if width and (self.coordinate == "factors" or (self.coordinate == "auto" and factors < shards)):
-            return "factors"
-        return "shards"
+        return "factors" if width and (self.coordinate == "factors" or factors < shards) else "shards"
 
     def _decided(
-        self, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], items: int, widths: set[int], decide: Decide
+        self,
+        total: torch.Tensor,
+        view: View | None,
+        terms: np.ndarray,
+        counts: list[int],
+        items: int,
+        widths: set[int],
+        decide: Decide,
     ) -> Decided:
         comm = self.context.comm
         if self.mode == "stale":
@@ -121,7 +124,9 @@ class CDGraB(Balanced):
         self.evidence = hashlib.sha256(self.evidence.encode() + known).hexdigest()
 
     def compare(self) -> None:
-        """All workers have decided alike, or somebody's arithmetic differs and every order from here on is worthless."""
+        """All workers have decided alike, or somebody's arithmetic differs and every order from here on is
+        worthless.
+        """
         everybody = self.context.comm.gather_objects(self.evidence)
         for rank, other in enumerate(everybody):
             if other != everybody[0]:

@@ -1,7 +1,7 @@
 """Signs for the terms of all workers in one sequence: term 0 of worker 0, 1, ..., term 1 of worker 0, 1, ...
 
-Nothing here gathers gradients. Every function changes `total` (S) in place and returns what was decided for all workers, in that
-sequence, the same on every worker.
+Nothing here gathers gradients. Every function changes `total` (S) in place and returns what was decided for all
+workers, in that sequence, the same on every worker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ def turns_of(counts: list[int]) -> Turns:
 
 
 @torch.no_grad()
-def by_shards(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], decide: Decide) -> Decided:
+def by_shards(
+    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], decide: Decide
+) -> Decided:
     """Each worker holds one slice of S: it gets that slice of every difference, and partial products are summed.
 
-    A worker sends its difference once, cut into slices, instead of to everybody: (W - 1) / W vectors a term. Afterwards only the
-    own slice of `total` is up to date.
+    A worker sends its difference once, cut into slices, instead of to everybody: (W - 1) / W vectors a term.
+    Afterwards only the own slice of `total` is up to date.
     """
     cuts = [len(total) * r // comm.size for r in range(comm.size + 1)]
     mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
@@ -54,14 +56,15 @@ def by_shards(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndar
 
 
 @torch.no_grad()
-def by_rows(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], decide: Decide) -> Decided:
+def by_rows(
+    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], decide: Decide
+) -> Decided:
     """Short vectors (sketches): everybody gets the differences of all workers and decides alike."""
     made = total.new_zeros(max(counts), len(total))
-    for k in range(len(terms)):
-        assert view is not None
-        made[k] = view.vector(torch.as_tensor(terms[k], dtype=total.dtype, device=total.device))
+    if view is not None and len(terms):
+        made[: len(terms)] = view.vectors(torch.as_tensor(terms, dtype=total.dtype, device=total.device))
     everybody = comm.gather(made)
-    rows = torch.stack([everybody[w, k] for k, w in turns_of(counts)])
+    rows = everybody.flatten(0, 1)[[w * max(counts) + k for k, w in turns_of(counts)]]
     decided = in_sequence(_array(rows @ total), _array(rows @ rows.T), decide)
     total.addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
     return decided
@@ -69,7 +72,14 @@ def by_rows(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarra
 
 @torch.no_grad()
 def by_factors(
-    comm: Comm, total: torch.Tensor, view: Layers | None, terms: np.ndarray, counts: list[int], items: int, width: int, decide: Decide
+    comm: Comm,
+    total: torch.Tensor,
+    view: Layers | None,
+    terms: np.ndarray,
+    counts: list[int],
+    items: int,
+    width: int,
+    decide: Decide,
 ) -> Decided:
     """The factors of all workers' examples go round, not their gradients; S is moved by one sum over workers.
 
@@ -80,7 +90,9 @@ def by_factors(
     if view is not None:
         message[: view.items, :width] = packed(view)
         # Behind the factors, the weight of the example in each of its worker's terms.
-        message[: view.items, width : width + len(terms)] = torch.as_tensor(terms.T, dtype=total.dtype, device=total.device)
+        message[: view.items, width : width + len(terms)] = torch.as_tensor(
+            terms.T, dtype=total.dtype, device=total.device
+        )
     everybody = comm.gather(message)
     table = torch.zeros(most, 1 + comm.size * most, dtype=torch.float64)
     if view is not None and len(terms):
@@ -96,7 +108,10 @@ def by_factors(
     decided = in_sequence(tables[places, 0], tables[places, 1:][:, places], decide)
     change = torch.zeros_like(total)
     if view is not None and len(terms):
-        view.add_to(change, torch.as_tensor(own_signs(decided, turns, comm.rank) @ terms, dtype=total.dtype, device=total.device))
+        view.add_to(
+            change,
+            torch.as_tensor(own_signs(decided, turns, comm.rank) @ terms, dtype=total.dtype, device=total.device),
+        )
     total += comm.sum(change)
     return decided
 
@@ -105,8 +120,8 @@ def by_factors(
 def by_stale(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, decide: Decide) -> Decided:
     """Every worker decides against the S of the step's beginning (and its own terms), then all changes are summed.
 
-    One sum of a vector a step. As good as exact while all terms of a step are fewer than an eighth of the effective dimension.
-    The signs returned are this worker's own.
+    One sum of a vector a step. As good as exact while all terms of a step are fewer than an eighth of the effective
+    dimension. The signs returned are this worker's own.
     """
     change = total.clone()
     decided = Decided(np.zeros(0), np.zeros(0), float("nan"))

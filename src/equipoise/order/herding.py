@@ -34,8 +34,8 @@ class Herding(Order):
 
         next = argmin over what is left of || sum of (g - mean) so far + (g_i - mean) ||
 
-    Keeps n gradients and takes n^2 decisions, so it is for small n; the answer to what balancing gives up is usually: nothing.
-    Every worker orders its own block. Memory: n vectors (or sketches: `signal = projection`).
+    Keeps n gradients and takes n^2 decisions, so it is for small n; the answer to what balancing gives up is usually:
+    nothing. Every worker orders its own block. Memory: n vectors (or sketches: `signal = projection`).
 
     Reference: Lu, Meng, De Sa, A General Analysis of Example-Selection for Stochastic Gradient Descent, ICLR 2022.
     """
@@ -44,7 +44,9 @@ class Herding(Order):
     STATE: ClassVar[tuple[str, ...]] = ("number", "sequence", "kept", "seen")
 
     signal: str = option(
-        "exact", help="what is seen of a gradient: all of it, a projection, or the last layer", choices=("exact", "projection", "last-layer")
+        "exact",
+        help="what is seen of a gradient: all of it, a projection, or the last layer",
+        choices=("exact", "projection", "last-layer"),
     )
 
     def start(self) -> None:

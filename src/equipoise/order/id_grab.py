@@ -15,8 +15,8 @@ class IDGraB(Balanced):
 
         balance = pair: PairBalance on each worker;  balance = mean: GraB on each worker
 
-    No traffic. Each worker's prefix is small but their sum is not: its floor grows like the square root of the number of workers,
-    up to a random order's.
+    No traffic. Each worker's prefix is small but their sum is not: its floor grows like the square root of the number
+    of workers, up to a random order's.
 
     Reference: Cooper et al., NeurIPS 2023 (ID-GraB).
     """

@@ -20,9 +20,10 @@ class Measure:
 
     `together`: of the sum over all workers (they must be in step); otherwise of this worker's own block.
 
-    Prefixes are taken at the ends of batches and in a sample of the coordinates, so that nothing is added to a step. A random
-    order's largest prefix is that of a Brownian bridge: half of sqrt(N) times the spread of one example, and somewhat more in
-    few dimensions. 1 is a random order; the floor that balancing reaches is about sqrt(effective dimension / N).
+    Prefixes are taken at the ends of batches and in a sample of the coordinates, so that nothing is added to a step.
+    A random order's largest prefix is that of a Brownian bridge: half of sqrt(N) times the spread of one example, and
+    somewhat more in few dimensions. 1 is a random order; the floor that balancing reaches is about sqrt(effective
+    dimension / N).
     """
 
     def __init__(self, context: Context, together: bool):
@@ -110,7 +111,11 @@ class Measure:
 
     def state(self) -> dict[str, Any]:
         return {
-            name: value.clone() if isinstance(value, torch.Tensor) else list(value) if isinstance(value, list) else value
+            name: value.clone()
+            if isinstance(value, torch.Tensor)
+            else list(value)
+            if isinstance(value, list)
+            else value
             for name, value in vars(self).items()
             if name not in ("context", "together")
         }
@@ -122,8 +127,8 @@ class Measure:
 def random_prefix(examples: float, spread: float, dimension: float) -> float:
     """The largest prefix norm to expect of a random order: N examples of variance `spread` (all coordinates together).
 
-    0.5 sqrt(N spread) is the middle of the bridge; the maximum over the bridge is 1.74 times that in one dimension and the same
-    in very many.
+    0.5 sqrt(N spread) is the middle of the bridge; the maximum over the bridge is 1.74 times that in one dimension
+    and the same in very many.
     """
     few = 1.0 if math.isnan(dimension) else 1 + 0.74 / max(1.0, dimension) ** 0.33
     return 0.5 * math.sqrt(examples * spread) * few

@@ -1,7 +1,7 @@
 """Sign rules: given `<S, v>` and `||v||^2`, is `v` added to the running sum S or taken from it?
 
-`memory` is a dict of plain numbers that the rule keeps through an epoch (and a checkpoint); `draw` gives uniform numbers in
-[0, 1) that are the same on every worker.
+`memory` is a dict of plain numbers that the rule keeps through an epoch (and a checkpoint); `draw` gives uniform
+numbers in [0, 1) that are the same on every worker.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ import numpy as np
 
 
 def reorder(front: list[int], back: list[int], rest: list[int]) -> list[int]:
-    """The next order. What no sign was found for (a skipped batch, an odd one out) goes to the middle, where it hurts least."""
+    """The next order. What no sign was found for (a skipped batch, an odd one out) goes to the middle, where it
+    hurts least.
+    """
     return [*front, *rest, *reversed(back)]
 
 

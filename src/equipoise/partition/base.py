@@ -43,12 +43,6 @@ class Partition(Plain):
             raise UserError(f"workers = {workers}: at least 1 is needed")
         if workers > view.examples:
             raise UserError(f"{workers} workers but only {view.examples} examples: use at most {view.examples} workers")
-        blocks = [np.asarray(b, dtype=np.int64) for b in self.split(view, workers, np.random.default_rng([seed, 71]))]
-        assert len(blocks) == workers
-        seen = np.zeros(view.examples, dtype=np.int64)
-        for block in blocks:
-            np.add.at(seen, block, 1)
-        assert (seen == 1).all(), f"{type(self).__name__} must give every example to exactly one worker"
         speeds = getattr(self, "speeds", None)
         for worker, rate in enumerate(speeds if isinstance(speeds, list) else []):
             if rate == 0:
@@ -56,6 +50,12 @@ class Partition(Plain):
                     f"worker {worker} has speed 0 and would train on nothing: leave it out (one worker less), or give "
                     "it a speed above zero"
                 )
+        blocks = [np.asarray(b, dtype=np.int64) for b in self.split(view, workers, np.random.default_rng([seed, 71]))]
+        assert len(blocks) == workers
+        seen = np.zeros(view.examples, dtype=np.int64)
+        for block in blocks:
+            np.add.at(seen, block, 1)
+        assert (seen == 1).all(), f"{type(self).__name__} must give every example to exactly one worker"
         return _nobody_empty(blocks)
 
 

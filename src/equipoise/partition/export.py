@@ -34,7 +34,9 @@ def flower_partitioner(blocks: Sequence[np.ndarray]) -> Any:
             found = self.dataset.select(blocks[partition_id].tolist())
             if sum(map(len, blocks)) != len(self.dataset):
                 total = sum(map(len, blocks))
-                raise UserError(f"blocks of {total} examples for {len(self.dataset)} rows: they were made for other data")
+                raise UserError(
+                    f"blocks of {total} examples for {len(self.dataset)} rows: they were made for other data"
+                )
             return found
 
         @property

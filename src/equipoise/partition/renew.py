@@ -28,7 +28,7 @@ def renew(worker: Worker) -> None:
     """Called by all workers together before an epoch begins."""
     partition, comm, job = worker.job.partition, worker.comm, worker.job
     every = getattr(partition, "remeasure", 0)
-    if not every or not is_measured(partition) or worker.clock.epoch % every or not worker.pace.lockstep:
+    if not every or not is_measured(partition) or worker.clock.epoch % every:
         return
     from ..speeds import job_rates
 
@@ -59,7 +59,7 @@ def epochs_left(worker: Worker) -> float:
 
 
 def adopt(worker: Worker, blocks: list[np.ndarray]) -> None:
-    """Go on with other blocks: what the order has learned of the old one is forgotten, batch sizes follow."""
+    """Go on with other blocks; batch sizes follow."""
     job, context, position = worker.job, worker.context, worker.position
     total = sum(map(len, blocks))
     context.examples = len(blocks[context.rank])

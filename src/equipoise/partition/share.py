@@ -53,6 +53,7 @@ def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
         return job.blocks
     if not is_measured(job.partition):
         return shared_blocks(job.partition, job.train.view(), comm, job.seed)
+    _refuse_to_forget(job)
     if job.resume is not None:
         kept = _kept_blocks(job.resume, comm)
         if kept is not None:
@@ -64,6 +65,19 @@ def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
     blocks = shared_blocks(found, job.train.view(), comm, job.seed)
     job.division_seconds = time.perf_counter() - started
     return blocks
+
+
+def _refuse_to_forget(job: Job) -> None:
+    """Blocks that change between epochs suit neither an order that learns them nor workers that end epochs apart."""
+    if not getattr(job.partition, "remeasure", 0):
+        return
+    if job.order.watches:
+        name = type(job.order).__name__
+        raise UserError(
+            f"remeasure deals out blocks anew and {name} learns the order of one: use reshuffle, or remeasure 0"
+        )
+    if not job.period.lockstep:
+        raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
 
 
 def _kept_blocks(checkpoint: Path, comm: Comm) -> list[np.ndarray] | None:

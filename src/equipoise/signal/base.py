@@ -18,8 +18,8 @@ SAMPLE = 1024  # coordinates of the gradient that herding is measured on
 class View(ABC):
     """The vectors `g_0 ... g_(items-1)` of one batch, known by what can be asked of them.
 
-    Nobody ever needs the vectors themselves: products with a given vector, products with each other and weighted sums are
-    enough for every order, and a view may answer these without making the vectors.
+    Nobody ever needs the vectors themselves: products with a given vector, products with each other and weighted sums
+    are enough for every order, and a view may answer these without making the vectors.
     """
 
     items: int
@@ -41,7 +41,9 @@ class View(ABC):
 
     @abstractmethod
     def regions(self) -> list[slice]:
-        """Coordinates in which products of vectors with each other cost too much: there one vector is made at a time."""
+        """Coordinates in which products of vectors with each other cost too much: there one vector is made at a
+        time.
+        """
 
     @abstractmethod
     def add_regions_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
@@ -62,6 +64,10 @@ class View(ABC):
     @abstractmethod
     def state(self) -> Any:
         """Everything in it as tensors and plain values; `equipoise.signal.restored` makes a view of it again."""
+
+    @abstractmethod
+    def vectors(self, weights: torch.Tensor) -> torch.Tensor:
+        """`sum_i weights_ki g_i` for every row k of the weights, made: for short vectors."""
 
     def vector(self, weights: torch.Tensor) -> torch.Tensor:
         """`sum_i weights_i g_i`, made."""

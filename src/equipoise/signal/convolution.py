@@ -15,7 +15,9 @@ _AT_ONCE = 1 << 18  # numbers of patches unfolded at a time: what stays near a c
 
 @dataclass
 class Convolved(Part):
-    """Padded images `a` [B, C, H, W] and output gradients `b` [B, q, H', W']. Computes nothing itself: see `outer`, `made`."""
+    """Padded images `a` [B, C, H, W] and output gradients `b` [B, q, H', W']. Computes nothing itself: see
+    `outer`, `made`.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -76,4 +78,5 @@ def convolved(
     if isinstance(module, nn.Conv1d):
         a, b = a.unsqueeze(2), b.unsqueeze(2)
         kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
-    return Convolved(*places, a, b, kernel, stride, dilation, module.groups)  # type: ignore[arg-type]
+    weight, bias = places
+    return Convolved(weight, bias, a, b, kernel, stride, dilation, module.groups)  # type: ignore[arg-type]

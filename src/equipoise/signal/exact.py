@@ -15,7 +15,7 @@ from .parts import Part, Place
 from .rules import Places, Rule, rule_of
 from .watch import Call, calls_of, refuse_batch_norm
 
-_TOLERANCE = 0.05  # of the norm of a parameter's gradient; half precision and dropped paths differ by more than rounding
+_TOLERANCE = 0.05  # of the norm of a parameter's gradient: half precision differs by more than rounding
 
 
 @dataclass
@@ -24,9 +24,10 @@ class Exact(Signal):
 
         <S, g_i> = sum over layers of sum_t b_it' S a_it
 
-    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included. The first pass compares the sum
-    over examples with what backward computed: a parameter for which they differ (a bare parameter, a layer without a rule, a
-    weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only sees less.
+    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included. The first pass compares
+    the sum over examples with what backward computed: a parameter for which they differ (a bare parameter, a layer
+    without a rule, a weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only
+    sees less.
 
     The first dimension of every layer's input must be the examples. The view holds until the next pass begins.
 
@@ -124,7 +125,10 @@ class Exact(Signal):
             raise UserError(f"no parameter lies in a layer whose factors are known ({names}): {other}")
         if self.context.rank == 0:
             logging.getLogger("equipoise").warning(
-                "the order does not see %.1f %% of the parameters (%s): no rule for their layer; %s", 100 * share, names, other
+                "the order does not see %.1f %% of the parameters (%s): no rule for their layer; %s",
+                100 * share,
+                names,
+                other,
             )
 
     def _gradients(self) -> list[torch.Tensor | None]:

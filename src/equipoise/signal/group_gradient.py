@@ -16,8 +16,8 @@ from .rows import Rows
 class GroupGradient(Signal):
     """The gradient of each pass, as backward left it: one vector for all examples of a group.
 
-    Any model, BatchNorm included, at the price of a copy of the gradient. The loop takes a pass per group; where a batch is one
-    group that is the pass it takes anyway.
+    Any model, BatchNorm included, at the price of a copy of the gradient. The loop takes a pass per group; where a
+    batch is one group that is the pass it takes anyway.
     """
 
     size: int = option(1, help="examples of a group", least=1)

@@ -25,7 +25,9 @@ class LastLayer(Signal):
     A layer that is applied to every word is sketched (`Projection`), because its exact products would not be free.
     """
 
-    width: int = option(16, help="numbers that each factor is projected to, where the layer is applied to every word", least=1)
+    width: int = option(
+        16, help="numbers that each factor is projected to, where the layer is applied to every word", least=1
+    )
 
     def start(self) -> None:
         self.last: nn.Module | None = None
@@ -60,8 +62,8 @@ class LastLayer(Signal):
         assert part.weight is not None
         size = max(last for _, last in part.places())
         view = Layers([part], part.a.new_full((count,), float(count)), size)
-        whole = view.vector(part.a.new_ones(count))
-        view.sample = whole[:: max(1, size // SAMPLE)]
+        columns = max(1, part.a.shape[2] * part.b.shape[2] // SAMPLE)
+        view.sample = torch.mm(part.b[:, 0].T, part.a[:, 0, ::columns]).flatten() * count
         return view
 
 

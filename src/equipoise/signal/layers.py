@@ -21,7 +21,8 @@ class Layers(View):
 
     - ghost: products of factors, for maps that are applied once per example or few times;
     - made: the gradients of the layer, for small layers that are applied many times (convolutions);
-    - streamed (`regions`): one vector at a time, for large layers that are applied many times, and for tied weights, whose
+    - streamed (`regions`): one vector at a time, for large layers that are applied many times, and for tied weights,
+      whose
       cross terms then come by themselves.
     """
 
@@ -100,6 +101,23 @@ class Layers(View):
         few = (weights * self.scale)[touched]
         for part in self.streamed:
             part.with_tensors({name: t[touched] for name, t in part.tensors().items()}).add_to(vector, few)
+
+    def vectors(self, weights: torch.Tensor) -> torch.Tensor:
+        found = weights.new_zeros(len(weights), self.dimension)
+        scaled = weights * self.scale
+        for part in self.whole:
+            made = part.made() if isinstance(part, Outer) else part
+            if isinstance(made, Made):
+                start = 0
+                for first, last in made.places():
+                    found[:, first:last] += scaled @ made.rows[:, start : start + last - first]
+                    start += last - first
+            else:
+                for row, some in zip(found, scaled, strict=True):
+                    part.add_to(row, some)
+        for row, some in zip(found, weights, strict=True):
+            self.add_regions_to(row, some)
+        return found
 
     def zeros(self) -> torch.Tensor:
         return self.scale.new_zeros(self.dimension)

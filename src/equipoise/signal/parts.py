@@ -76,12 +76,12 @@ class Outer(Part):
     def gram(self, other: Outer) -> torch.Tensor:
         mine, theirs = len(self.a), len(other.a)
         by_b = self.b.flatten(0, 1) @ other.b.flatten(0, 1).T
-        found = 0.0
+        by_a = torch.zeros_like(by_b)
         if self.weight is not None:
-            found = self.a.flatten(0, 1) @ other.a.flatten(0, 1).T
+            by_a = self.a.flatten(0, 1) @ other.a.flatten(0, 1).T
         if self.bias is not None:
-            found += 1.0
-        table = by_b * found
+            by_a += 1.0
+        table = by_b * by_a
         if self.a.shape[1] * other.a.shape[1] == 1:
             return table
         return table.view(mine, self.a.shape[1], theirs, other.a.shape[1]).sum((1, 3))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..errors import UserError
 from ..method import option
 from .base import Signal
 from .convolution import Convolved
@@ -42,15 +43,28 @@ class Projection(Signal):
             refuse_batch_norm(model)
             self.model = model
             self.rules = {m: rule for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)}
+            self.chosen = False
         with calls_of(self.rules) as calls:
             yield
-        rows = []
-        for number, call in enumerate(calls):
-            if len(call.a) == examples == call.shape[0]:
-                part = call.part(self.rules[call.module], UNPLACED, torch.float32)
-                if part is not None:
-                    rows.append(self.sketch(number, part))
-        self.passes.append(torch.cat(rows, 1))
+        parts = [
+            (call.module, call.part(self.rules[call.module], UNPLACED, torch.float32))
+            for call in calls
+            if len(call.a) == examples == call.shape[0]
+        ]
+        if not self.chosen:
+            self._choose([(module, part) for module, part in parts if part is not None])
+        used = [part for module, part in parts if module in self.rules and part is not None]
+        self.passes.append(torch.cat([self.sketch(number, part) for number, part in enumerate(used)], 1))
+
+    def _choose(self, parts: list[tuple[nn.Module, Part]]) -> None:
+        """Layers whose factors are larger than their gradient (early convolutions, norms) are left out: few
+        numbers, much work.
+        """
+        if not parts:
+            raise UserError("no layer of this model has a rule: use --order.signal batch with --order.group SIZE")
+        cheap = [module for module, part in parts if _is_cheap(part)]
+        self.rules = {m: rule for m, rule in self.rules.items() if m in (cheap or [module for module, _ in parts])}
+        self.chosen = True
 
     def forget(self) -> None:
         self.passes = []
@@ -66,6 +80,13 @@ UNPLACED = ((0, 0), (0, 0))  # a sketch has no place in the flat vector; a bias 
 
 def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters(recurse=False))
+
+
+def _is_cheap(part: Part) -> bool:
+    if isinstance(part, (Outer, Convolved)):
+        _, t, p, q = part.shape
+        return t * (p + q) <= p * q
+    return isinstance(part, Lookup)
 
 
 class Sketch:

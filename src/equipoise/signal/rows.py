@@ -36,6 +36,9 @@ class Rows(View):
 
     def add_regions_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None: ...
 
+    def vectors(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights @ self.rows
+
     def zeros(self) -> torch.Tensor:
         return self.rows.new_zeros(self.dimension)
 

@@ -37,7 +37,11 @@ def layer_norm(module: nn.LayerNorm, places: Places, a: torch.Tensor, b: torch.T
 
 def group_norm(module: nn.GroupNorm, places: Places, a: torch.Tensor, b: torch.Tensor) -> Part:
     normal = F.group_norm(a, module.num_groups, eps=module.eps)
-    return _scaled(places, (b * normal).flatten(2).sum(2), b.flatten(2).sum(2)) if a.ndim > 2 else _scaled(places, b * normal, b)
+    return (
+        _scaled(places, (b * normal).flatten(2).sum(2), b.flatten(2).sum(2))
+        if a.ndim > 2
+        else _scaled(places, b * normal, b)
+    )
 
 
 def _scaled(places: Places, weight: torch.Tensor, bias: torch.Tensor) -> Made:

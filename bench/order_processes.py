@@ -1,0 +1,92 @@
+"""CD-GraB on real processes: step of a coordinated order / step of random reshuffling (D-RR), and bytes against a
+gather of gradients.
+
+1M-parameter MLP, all-reduce, batches of 32 per worker, SGD with momentum. All variants run in the same processes on
+the same group, a block of steps each in turn; one thread a process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from common import arguments, images, median_ratio, mlp, report, sgd
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.base import Comm, barrier
+from equipoise.data.source import Source
+from equipoise.loop.job import Job, Length
+from equipoise.loop.worker import Worker
+
+ORDERS: dict[str, Callable[[], eq.order.Order]] = {
+    "D-RR": eq.order.Reshuffle,
+    "CD-GraB exact": eq.order.CDGraB,
+    "CD-GraB stale": lambda: eq.order.CDGraB(coordinate="stale"),
+    "CD-GraB projection": lambda: eq.order.CDGraB(signal="projection"),
+    "CD-GraB last layer": lambda: eq.order.CDGraB(signal="last-layer"),
+    "ID-GraB exact": eq.order.IDGraB,
+}
+GOALS = {"CD-GraB exact": 1.8, "CD-GraB projection": 1.2, "CD-GraB last layer": 1.2}
+
+
+def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds and bytes (of all workers) per step of each order."""
+    data = Source(images())
+    workers = {}
+    for name, order in ORDERS.items():
+        job = Job(
+            model=mlp,
+            loss=nn.functional.cross_entropy,
+            train=data,
+            length=Length(epochs=1000),
+            optimizer=sgd,
+            order=order(),
+            batch=eq.batch.Fixed(batch),
+        )
+        workers[name] = Worker(job, comm)
+        workers[name].model.train()
+
+    def steps(worker: Worker, count: int) -> None:
+        for _ in range(count):
+            if worker.position.steps_left == 0:
+                worker.clock.epoch += 1
+                worker.position.begin(worker.clock.epoch)
+            worker.step()
+
+    seconds: dict[str, list[float]] = {name: [] for name in ORDERS}
+    sent: dict[str, float] = {}
+    for turn in range(repetitions + 1):
+        for name, worker in workers.items():
+            before = comm.ledger.bytes
+            barrier(comm)
+            started = time.perf_counter()
+            steps(worker, block)
+            barrier(comm)
+            if turn:
+                seconds[name].append((time.perf_counter() - started) / block)
+            sent[name] = (comm.ledger.bytes - before) / block
+    return seconds, {name: sum(comm.gather_objects(value)) for name, value in sent.items()}
+
+
+def main() -> None:
+    args = arguments(__doc__ or "", workers=4, batch=32, block=8, repetitions=7)
+    torch.set_num_threads(1)
+    results = eq.launch(lambda comm: compare(comm, args.batch, args.block, args.repetitions), args.workers)
+    seconds, sent = results[0]
+    d = sum(p.numel() for p in mlp().parameters())
+    gathered = args.workers * args.batch * (args.workers - 1) * d * 4
+    plain = seconds["D-RR"]
+    print(f"D-RR step {1e3 * sorted(plain)[len(plain) // 2]:.1f} ms on {args.workers} processes")
+    rows: list[tuple[str, float, float | None]] = []
+    for name in list(ORDERS)[1:]:
+        rows.append((f"{name} step / D-RR step", median_ratio(seconds[name], plain), GOALS.get(name)))
+    for name in list(ORDERS)[1:]:
+        rows.append((f"{name}: bytes / gather of all gradients", (sent[name] - sent["D-RR"]) / gathered, None))
+        rows.append((f"{name}: bytes beside all-reduce / all-reduce", (sent[name] - sent["D-RR"]) / sent["D-RR"], None))
+    report("Coordinated orders on processes", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
