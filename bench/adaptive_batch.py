@@ -141,7 +141,9 @@ def table(task: str, rows: dict[tuple[int, str], dict[str, float]]) -> dict[str,
         parts, points = adaptive[chosen]["rounds"] / small["rounds"], lost(adaptive[chosen])
         met = "met" if parts <= 1 / 3 and points <= allowed else "MISSED"
         unit = "of the loss" if text else "points"
-        print(f"  H = {period}: {chosen} takes {parts:.3f} of the small batch's rounds and loses {points:.3f} {unit}: goal {met}")
+        print(
+            f"  H = {period}: {chosen} takes {parts:.3f} of the small batch's rounds and loses {points:.3f} {unit}: goal {met}"
+        )
         ratios[f"{task}, H = {period}: rounds adaptive / small"] = parts
         ratios[f"{task}, H = {period}: lost"] = points
     return ratios
@@ -184,7 +186,9 @@ def main() -> None:
         jobs = sorted(found, key=lambda c: (c.task != "text", "constant" not in c.name))
         for case, row in pool.imap_unordered(one, [(case, args) for case in jobs]):
             rows[case] = row
-            print(f"  {len(rows)}/{len(found)} {case.task} H {case.period} {case.name}: {row['quality']:.3f}", flush=True)
+            print(
+                f"  {len(rows)}/{len(found)} {case.task} H {case.period} {case.name}: {row['quality']:.3f}", flush=True
+            )
     ratios: dict[str, float] = {}
     for task in dict.fromkeys(case.task for case in found):
         means: dict[tuple[int, str], dict[str, float]] = {}
@@ -195,7 +199,9 @@ def main() -> None:
         ratios |= table(task, means)
     print(f"\n{time.time() - started:.0f} s, {args.seeds} seed{'s' if args.seeds > 1 else ''}")
     if args.json:
-        Path(args.json).write_text(json.dumps({k: v if math.isfinite(v) else None for k, v in ratios.items()}, indent=1) + "\n")
+        Path(args.json).write_text(
+            json.dumps({k: v if math.isfinite(v) else None for k, v in ratios.items()}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ steps, rounds and bytes; the table says where DeTAG wins and where it does not.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import tempfile
@@ -46,7 +47,7 @@ def one(job: tuple[str, float, float, float, argparse.Namespace]) -> dict[str, A
     graph = eq.topology.Ring(slack=kappa)
     with tempfile.TemporaryDirectory() as folder:
         run = None
-        try:
+        with contextlib.suppress(NonFinite):
             run = eq.train(
                 lambda: build(data),
                 nn.CrossEntropyLoss(),
@@ -63,10 +64,12 @@ def one(job: tuple[str, float, float, float, argparse.Namespace]) -> dict[str, A
                 log_every=1000,
                 checkpoint_every=10**9,
             )
-        except NonFinite:
-            pass
         curve = [
-            {**{k: e[k] for k in ("step", "rounds", "bytes")}, "loss": e["models"]["mean"]["loss"], "consensus": e["health"]["consensus"]}
+            {
+                **{k: e[k] for k in ("step", "rounds", "bytes")},
+                "loss": e["models"]["mean"]["loss"],
+                "consensus": e["health"]["consensus"],
+            }
             for e in read_events(Path(folder) / "run")
             if e["event"] == "evaluate"
         ]
@@ -103,7 +106,11 @@ def draw(title: str, cells: dict[float, list[dict[str, Any]]], label: str, path:
         for row, axis in enumerate(("step", "rounds", "bytes")):
             plot = axes[row][column]
             for r in rows:
-                plot.plot([p[axis] for p in r["curve"]], [p["loss"] for p in r["curve"]], label=f"{r['method']} (lr {r['lr']:g})")
+                plot.plot(
+                    [p[axis] for p in r["curve"]],
+                    [p["loss"] for p in r["curve"]],
+                    label=f"{r['method']} (lr {r['lr']:g})",
+                )
             plot.set_xlabel({"step": "steps", "rounds": "rounds", "bytes": "bytes sent by worker 0"}[axis])
             plot.grid(alpha=0.3)
             if row == 0:
@@ -121,7 +128,10 @@ def table(label: str, cells: dict[float, list[dict[str, Any]]]) -> None:
     print(f"  {'':<12}" + "".join(f"{label} {v:<12g}" for v in cells))
     for name in SYNCS:
         entries = [next((r for r in rows if r["method"] == name), None) for rows in cells.values()]
-        print(f"  {name:<12}" + "".join(f"{e['loss']:.4f} ({e['lr']:g})".ljust(len(label) + 13) if e else "-" for e in entries))
+        print(
+            f"  {name:<12}"
+            + "".join(f"{e['loss']:.4f} ({e['lr']:g})".ljust(len(label) + 13) if e else "-" for e in entries)
+        )
     for value, rows in cells.items():
         others = [r for r in rows if r["method"] not in ("DeTAG", "all-reduce")]
         detag = next(r for r in rows if r["method"] == "DeTAG")
@@ -165,7 +175,10 @@ def main() -> None:
     with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
         for done, row in enumerate(pool.imap_unordered(one, jobs), 1):
             rows.append(row)
-            print(f"  {done}/{len(jobs)} {row['method']:<10} lr {row['lr']:g} shuffled {row['shuffled']:g} kappa {row['kappa']:g} loss {row['loss']:.4f}", flush=True)
+            print(
+                f"  {done}/{len(jobs)} {row['method']:<10} lr {row['lr']:g} shuffled {row['shuffled']:g} kappa {row['kappa']:g} loss {row['loss']:.4f}",
+                flush=True,
+            )
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"results-{args.workers}.json").write_text(json.dumps(rows))
@@ -175,7 +188,13 @@ def main() -> None:
             v: [
                 best(found)
                 for name in SYNCS
-                if (found := [r for r in rows if r["method"] == name and r[key] == v and all(r[k] == w for k, w in fixed.items())])
+                if (
+                    found := [
+                        r
+                        for r in rows
+                        if r["method"] == name and r[key] == v and all(r[k] == w for k, w in fixed.items())
+                    ]
+                )
             ]
             for v in values
         }

@@ -123,7 +123,9 @@ def main() -> None:
     seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
     print(f"{args.workers} processes; large messages through {'sockets' if args.socket else 'shared memory'}")
     for name, values in seconds.items():
-        extra = f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""
+        extra = (
+            f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""
+        )
         print(f"  {name:<36} {1e3 * statistics.median(values):7.2f} ms{extra}")
     rows = [
         (f"{name} / DDP", median_ratio(values, seconds["DDP"]), GOALS.get(name))

@@ -73,7 +73,7 @@ def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[
 def main() -> None:
     args = arguments(__doc__ or "", workers=4, batch=32, block=8, repetitions=7)
     torch.set_num_threads(1)
-    results = eq.launch(lambda comm: compare(comm, args.batch, args.block, args.repetitions), args.workers)
+    results = eq.spawn(lambda comm: compare(comm, args.batch, args.block, args.repetitions), args.workers)
     seconds, sent = results[0]
     d = sum(p.numel() for p in mlp().parameters())
     gathered = args.workers * args.batch * (args.workers - 1) * d * 4

@@ -83,7 +83,7 @@ def compare(comm: Comm, period: int, repetitions: int) -> dict[str, list[float]]
 def main() -> None:
     args = arguments(__doc__, workers=4, period=32, repetitions=15)
     torch.set_num_threads(1)
-    seconds = eq.launch(lambda comm: compare(comm, args.period, args.repetitions), args.workers)[0]
+    seconds = eq.spawn(lambda comm: compare(comm, args.period, args.repetitions), args.workers)[0]
     median = {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
     for name in ("all-reduce", "MGRAWA round", "LGRAWA round"):
         print(f"{name}: {median[name] / 8:.2f} ms")

@@ -1,6 +1,6 @@
 """Builds docs/methods.md: a card per registered method, from its docstring and docs/cards.toml.
 
-    python docs/make_cards.py
+python docs/make_cards.py
 """
 
 from __future__ import annotations

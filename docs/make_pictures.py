@@ -1,6 +1,6 @@
 """Draws the pictures of the method cards: distance to the optimum on the quadratic problem of the tests, against rounds.
 
-    python docs/make_pictures.py        # about two minutes; writes docs/pictures/sync-*.png
+python docs/make_pictures.py        # about two minutes; writes docs/pictures/sync-*.png
 """
 
 from __future__ import annotations

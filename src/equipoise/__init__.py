@@ -6,15 +6,11 @@ Names are imported when they are first used: the command must answer `--help` be
 from __future__ import annotations
 
 import importlib
-import sys
-import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import batch, features, order, partition, period, signal, sync, topology
     from .comm.network import Cluster as Cluster
-    from .launch.start import launch as launch
     from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
     from .loop.sampler import Sampler as Sampler
@@ -35,7 +31,6 @@ __all__ = [
     "batch",
     "batch_sizes",
     "features",
-    "launch",
     "measure_speeds",
     "order",
     "partition",
@@ -73,19 +68,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(types.ModuleType):
-    """`launch` is a function for users and a package below: the function wins, whichever is loaded first."""
-
-    @property
-    def launch(self) -> Callable[..., list[Any]]:
-        return importlib.import_module(f"{__name__}.launch.start").launch
-
-    @launch.setter
-    def launch(self, package: types.ModuleType) -> None:
-        """The import system announces the package here; it stays reachable through `sys.modules`."""
-
-
-if not TYPE_CHECKING:
-    sys.modules[__name__].__class__ = _Package

@@ -38,7 +38,7 @@ def option(
 
 
 @dataclasses.dataclass
-class Plain(ABC):
+class Plain(ABC):  # noqa: B024  (what it leaves open differs by kind)
     """A dataclass whose options are checked on construction; the base of methods, data sets and models."""
 
     exact: ClassVar[bool] = True  # does a run on processes give the bits of one on virtual workers?

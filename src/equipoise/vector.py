@@ -67,7 +67,9 @@ class Flat:
                 )
         devices = {p.device for p in self.parameters.values()}
         if len(devices) > 1:
-            raise UserError(f"the parameters lie on {sorted(map(str, devices))}: move the model to one device per worker")
+            raise UserError(
+                f"the parameters lie on {sorted(map(str, devices))}: move the model to one device per worker"
+            )
 
     @torch.no_grad()
     def _adopt(self) -> None:
@@ -106,7 +108,9 @@ class Flat:
         """`x` with the narrower parameters copied in; re-adopts a model whose parameters were moved elsewhere."""
         if any(p.data_ptr() != home for p, home in self._homes):
             if any(p.dtype != self.x.dtype or p.device != self.x.device for p, _ in self._homes):
-                raise UserError("the model was converted after it was attached: call .to(...) before eq.attach or eq.train")
+                raise UserError(
+                    "the model was converted after it was attached: call .to(...) before eq.attach or eq.train"
+                )
             self._adopt()
         for s, p in self._staged:
             self.x[s.start : s.stop].copy_(p.reshape(-1))

@@ -9,7 +9,7 @@ import torch
 
 from equipoise.comm.network import Cluster, Link
 from equipoise.errors import UserError
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 
 LINK = Link(bandwidth=8e6, latency=1e-3)  # a byte in a microsecond
 
@@ -19,7 +19,7 @@ def clocks(function: Any, cluster: Cluster) -> list[float]:
         function(comm)
         return comm.now
 
-    return launch(work, cluster.size, virtual=True, cluster=cluster)
+    return spawn(work, cluster.size, virtual=True, cluster=cluster)
 
 
 def test_two_unequal_workers_and_an_all_reduce() -> None:
@@ -126,7 +126,7 @@ def test_the_earlier_worker_reaches_a_counter_first() -> None:
         comm.computed(100 - 10 * comm.rank)
         return comm.counter("who", 1)
 
-    assert launch(work, 4, virtual=True, cluster=Cluster([1.0] * 4)) == [4, 3, 2, 1]
+    assert spawn(work, 4, virtual=True, cluster=Cluster([1.0] * 4)) == [4, 3, 2, 1]
 
 
 def test_time_is_real_on_processes() -> None:
@@ -134,11 +134,11 @@ def test_time_is_real_on_processes() -> None:
         comm.computed(10)
         return comm.now
 
-    assert launch(work, 2, timeout=30.0) == [0.0, 0.0]
+    assert spawn(work, 2, timeout=30.0) == [0.0, 0.0]
 
 
 def test_a_cluster_of_another_size_or_without_virtual_is_refused() -> None:
     with pytest.raises(UserError, match="describes 3 workers and the run has 2"):
-        launch(lambda comm: None, 2, virtual=True, cluster=Cluster([1.0] * 3))
+        spawn(lambda comm: None, 2, virtual=True, cluster=Cluster([1.0] * 3))
     with pytest.raises(UserError, match="--virtual"):
-        launch(lambda comm: None, 2, cluster=Cluster([1.0] * 2))
+        spawn(lambda comm: None, 2, cluster=Cluster([1.0] * 2))

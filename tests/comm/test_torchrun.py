@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.launch.current import current_comm, set_current
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 
 WORKERS = 2
 
@@ -75,7 +75,7 @@ def test_launch_uses_the_processes_that_are_there_again_and_again() -> None:
         return comm.rank, comm.size, comm.virtual, comm.sum(torch.ones(2)).tolist(), comm.counter("c", 1)
 
     def twice(rank: int) -> list[Any]:
-        return [launch(work, WORKERS, timeout=30.0) for _ in range(2)]
+        return [spawn(work, WORKERS, timeout=30.0) for _ in range(2)]
 
     both = under_torchrun(twice)
     for turn in range(2):

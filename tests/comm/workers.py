@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 
 both = pytest.mark.parametrize("virtual", [True, False], ids=["virtual", "processes"])
 
 
 def run(function: Any, workers: int, virtual: bool, **how: Any) -> list[Any]:
     how.setdefault("timeout", 30.0)
-    return launch(function, workers, virtual=virtual, **how)
+    return spawn(function, workers, virtual=virtual, **how)
 
 
 def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -153,7 +153,7 @@ def test_ledger_equals_the_declared_cost(axis: str, name: str, workers: int, tmp
             )
             assert sent == declared, (comm.rank, worker.clock.step)
 
-    eq.launch(loop, workers, virtual=True)
+    eq.spawn(loop, workers, virtual=True)
 
 
 def _job(method: Any) -> Any:
@@ -194,7 +194,7 @@ def test_state_survives_a_round_trip(axis: str, name: str, tmp_path: Path) -> No
         with pytest.raises(UserError):
             worker.sync.load_state_dict({"unheard of": 1})
 
-    eq.launch(loop, toy.WORKERS, virtual=True)
+    eq.spawn(loop, toy.WORKERS, virtual=True)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -57,12 +57,7 @@ def python2(data: np.ndarray, labels: list[int]) -> bytes:
         return b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R" + state + b"b"
 
     array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n"
-        + b"cnumpy\nndarray\n"
-        + number(0)
-        + b"\x85"
-        + text(b"b")
-        + b"\x87R"
+        b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
     )
     shape = number(data.shape[0]) + number(data.shape[1]) + b"\x86"
     array += b"(" + number(1) + shape + dtype() + b"\x89" + text(data.tobytes()) + b"tb"

@@ -67,9 +67,7 @@ def test_vocabulary_is_bounded(paths: dict[str, str]) -> None:
     ("labels", "order"),
     [(["10", "9", "-1"], ["-1", "9", "10"]), (["pos", "neg", "10"], ["10", "neg", "pos"])],
 )
-def test_labels_are_sorted_as_numbers_or_as_words(
-    tmp_path: Path, labels: list[str], order: list[str]
-) -> None:
+def test_labels_are_sorted_as_numbers_or_as_words(tmp_path: Path, labels: list[str], order: list[str]) -> None:
     path = write(tmp_path / "t", "sentence\tlabel\n" + "".join(f"x\t{label}\n" for label in labels))
     loaded = TSV(path=path, test_path=path).load()
     assert loaded.notes["classes"] == order

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import equipoise as eq
 from equipoise.comm.virtual import rng_state
 from equipoise.data.source import Source
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 from equipoise.loop import evaluate as module
 from equipoise.loop.evaluate import consensus, evaluate
 from equipoise.loop.job import Job, Length
@@ -108,7 +108,7 @@ def test_evaluation_leaves_every_bit_as_it_was(buffers: str, virtual: bool) -> N
         worker.step()
         return first, unchanged(before, everything(worker)), sorted(found)
 
-    assert launch(work, 3, virtual=virtual, timeout=30.0) == [(True, False, ["centre", "local", "mean"])] * 3
+    assert spawn(work, 3, virtual=virtual, timeout=30.0) == [(True, False, ["centre", "local", "mean"])] * 3
 
 
 def test_a_run_with_evaluations_ends_with_the_bits_of_one_without() -> None:
@@ -135,7 +135,7 @@ def test_an_error_in_evaluation_leaves_the_model_in_place() -> None:
             evaluate(worker, ("mean",))
         return unchanged(before, everything(worker))
 
-    assert launch(work, 1, virtual=True) == [True]
+    assert spawn(work, 1, virtual=True) == [True]
 
 
 # -- the right numbers --------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_local_mean_and_centre_by_hand(size: int, virtual: bool) -> None:
         found = evaluate(worker, ("local", "mean", "centre"))
         return found, {k: v.clone() for k, v in worker.model.state_dict().items()}, consensus(worker)
 
-    ran = launch(work, size, virtual=virtual, timeout=30.0)
+    ran = spawn(work, size, virtual=virtual, timeout=30.0)
     models = []
     for _, state, _ in ran:
         model = with_dropout()
@@ -249,7 +249,7 @@ def test_average_makes_buffers_equal_at_rounds_and_local_does_not() -> None:
         return found
 
     for policy in ("local", "average"):
-        rows = launch(lambda comm: work(comm, policy), 3, virtual=True)  # noqa: B023
+        rows = spawn(lambda comm: work(comm, policy), 3, virtual=True)  # noqa: B023
         equal = [all(torch.equal(rows[0][s][0], row[s][0]) for row in rows) for s in range(3)]
         assert equal == [False, policy == "average", False]
         assert [count for _, count in rows[2]] == [1, 2, 3], "counts are integers and stay with their worker"

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import equipoise as eq
 from equipoise.comm.network import Cluster, Link
 from equipoise.errors import UserError
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 
@@ -150,7 +150,7 @@ def test_an_idle_worker_stands_still_where_workers_train_alone(tmp_path: Any) ->
             found.append((worker.clock.batch, worker.flat.x.clone()))
         return found
 
-    idle, busy = launch(work, 2, virtual=True)
+    idle, busy = spawn(work, 2, virtual=True)
     assert [batch for batch, _ in idle] == [1, 0, 0, 0, 0, 0]
     assert [batch for batch, _ in busy] == [1] * 6
     assert all(torch.equal(x, idle[0][1]) for _, x in idle)

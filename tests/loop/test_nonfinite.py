@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import equipoise as eq
 from equipoise.errors import NonFinite
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 from equipoise.loop.worker import Worker
 
 from ..comm.workers import both
@@ -126,7 +126,7 @@ def test_a_worker_that_trains_alone_takes_no_step_on_a_bad_batch() -> None:
             found.append((worker.clock.batch, worker.clock.samples, state))
         return found
 
-    for rank, found in enumerate(launch(work, 2, virtual=True)):
+    for rank, found in enumerate(spawn(work, 2, virtual=True)):
         assert [b for b, _, _ in found] == ([4, 4, 4, 4] if rank == 0 else [4, 0, 4, 4])
         assert [s for _, s, _ in found] == [4, 8, 12, 16]
         for s in range(1, 4):

@@ -17,7 +17,7 @@ from equipoise.batch import Fixed
 from equipoise.comm.virtual import VirtualComm, World
 from equipoise.context import Context
 from equipoise.errors import CheckpointError, UserError
-from equipoise.launch.start import launch
+from equipoise.launch.start import spawn
 from equipoise.loop.sampler import Position, Sampler
 from equipoise.order import FlipFlop, Reshuffle, Sequential, ShuffleOnce
 from equipoise.partition import Contiguous
@@ -303,7 +303,7 @@ def test_samplers_of_several_workers_keep_in_step(virtual: bool) -> None:
         assert len(sampler) == 4
         return [batch for _ in range(2) for batch in sampler]
 
-    ran = launch(work, 3, virtual=virtual, timeout=30.0)
+    ran = spawn(work, 3, virtual=virtual, timeout=30.0)
     assert [len(found) for found in ran] == [8, 8, 8]
     for half in (slice(0, 4), slice(4, 8)):
         assert sorted(i for found in ran for batch in found[half] for i in batch) == list(range(23))
@@ -315,7 +315,7 @@ def test_a_worker_with_too_few_examples_repeats_its_own() -> None:
     def work(comm: Any) -> list[list[int]]:
         return list(Sampler(TensorDataset(torch.arange(9)), partition=Contiguous(), batch=Fixed([1, 4])))
 
-    one, two = launch(work, 2, virtual=True)
+    one, two = spawn(work, 2, virtual=True)
     assert len(one) == len(two) == 5
     assert sorted(i for b in one for i in b) == [0, 1, 2, 3, 4]
     assert sorted(i for b in two[:4] for i in b) == [5, 6, 7, 8]

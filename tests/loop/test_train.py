@@ -324,7 +324,7 @@ def test_nonsense_is_refused(options: dict[str, Any], words: str) -> None:
 @both
 def test_workers_that_build_different_models_are_told_apart(virtual: bool) -> None:
     from equipoise.errors import WorkerError
-    from equipoise.launch.start import launch
+    from equipoise.launch.start import spawn
     from equipoise.loop.agree import make_equal
 
     def work(comm: Any) -> None:
@@ -332,5 +332,5 @@ def test_workers_that_build_different_models_are_told_apart(virtual: bool) -> No
         make_equal(comm, model, Flat(model))
 
     with pytest.raises(WorkerError, match=r"worker 1 built another model than worker 0.*weight.*\(3, 3\)") as caught:
-        launch(work, 3, virtual=virtual, timeout=30.0)
+        spawn(work, 3, virtual=virtual, timeout=30.0)
     assert caught.value.rank == 1

@@ -60,7 +60,7 @@ def parallel_floor(
             visit(balanced, mine, epoch, batch)
         return mine[torch.from_numpy(balanced.epoch(rounds))]
 
-    rows = eq.launch(loop, workers, virtual=True)
+    rows = eq.spawn(loop, workers, virtual=True)
     return largest_prefix(torch.stack(rows).sum(0))
 
 

@@ -55,7 +55,7 @@ def by_workers(blocks: list[torch.Tensor], epochs: int, batch: int, **options: A
                 order.observe(part, seen)
         return order.epoch(epochs).tolist()
 
-    return eq.launch(loop, len(blocks), virtual=True)
+    return eq.spawn(loop, len(blocks), virtual=True)
 
 
 def test_the_figure_of_the_paper() -> None:
@@ -69,7 +69,7 @@ def test_the_figure_of_the_paper() -> None:
         visit(order, vectors, 0, 2)
         return first[[0, 3, 2, 1]].tolist(), order.epoch(1).tolist()
 
-    for expected, found in eq.launch(loop, 2, virtual=True):
+    for expected, found in eq.spawn(loop, 2, virtual=True):
         assert found == expected
 
 
@@ -169,7 +169,7 @@ def test_shards_send_what_they_say() -> None:
     header = 5 * 8 * 2 * 3
     vector = 20 * 4 * 3
     numbers = 2 * 2 * (3 + 9) * 8
-    assert sum(eq.launch(loop, 3, virtual=True)) == 2 * (header + vector + numbers)
+    assert sum(eq.spawn(loop, 3, virtual=True)) == 2 * (header + vector + numbers)
 
 
 def test_workers_that_decide_differently_are_found_out() -> None:
@@ -181,7 +181,7 @@ def test_workers_that_decide_differently_are_found_out() -> None:
         order.epoch(1)
 
     with pytest.raises(WorkerError, match="worker 1 decided other signs than worker 0"):
-        eq.launch(loop, 2, virtual=True)
+        eq.spawn(loop, 2, virtual=True)
 
 
 def test_own_pace_is_refused() -> None:

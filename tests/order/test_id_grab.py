@@ -21,7 +21,7 @@ def test_each_worker_runs_the_method_alone_and_says_nothing(balance: str, same: 
                 visit(order, sphere(20, 4, seed=comm.rank), epoch, 4)
         return orders[0].epoch(3).tolist(), orders[1].epoch(3).tolist(), comm.ledger.bytes
 
-    for found, expected, sent in eq.launch(loop, 3, virtual=True):
+    for found, expected, sent in eq.spawn(loop, 3, virtual=True):
         assert found == expected
         assert sent == 0
 

@@ -42,7 +42,7 @@ def test_slower_steps_are_slower() -> None:
     def work(comm: Any) -> list[float]:
         return eq.measure_speeds(lambda: time.sleep(0.004 * (1 + 3 * comm.rank)), comm=comm, steps=2, warmup=1)
 
-    one, two = eq.launch(work, 2)
+    one, two = eq.spawn(work, 2)
     assert one == two
     assert one[1] == 1.0
     assert 2 < one[0] < 6
@@ -54,7 +54,7 @@ def test_examples_count() -> None:
     def work(comm: Any) -> list[float]:
         return eq.measure_speeds(lambda: time.sleep(0.005), examples=1 + comm.rank, comm=comm, steps=2)
 
-    found = eq.launch(work, 2)[0]
+    found = eq.spawn(work, 2)[0]
     assert 1.3 < found[1] / found[0] < 3
 
 
@@ -77,14 +77,14 @@ def test_batch_sizes() -> None:
 
 
 def test_a_described_cluster_is_measured_exactly() -> None:
-    found = eq.launch(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
+    found = eq.spawn(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
     assert found[0] == pytest.approx(RATES)
 
     def clock_stands_still(comm: Any) -> float:
         speeds_module.job_rates(job(), comm)
         return comm.now
 
-    assert eq.launch(clock_stands_still, 4, virtual=True, cluster=eq.Cluster(RATES)) == [0.0] * 4
+    assert eq.spawn(clock_stands_still, 4, virtual=True, cluster=eq.Cluster(RATES)) == [0.0] * 4
 
 
 def test_measured_blocks_follow_the_cluster_and_survive_a_resume(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_worker_0_computes_and_all_have_the_same(virtual: bool, tmp_path: Path) 
         assert comm.ledger.bytes == before
         return [block.tolist() for block in blocks]
 
-    found = eq.launch(work, 3, virtual=virtual)
+    found = eq.spawn(work, 3, virtual=virtual)
     assert file.read_text() == "asked\n"
     assert found[0] == found[1] == found[2]
     assert found[0] == [b.tolist() for b in Counted(str(file)).blocks(Source((X, Y)).view(), 3, 0)]
@@ -216,4 +216,4 @@ def test_what_worker_0_refuses_is_raised_on_all() -> None:
             shared_blocks(Refusing(), Source((X, Y)).view(), comm, 0)
         return str(caught.value)
 
-    assert eq.launch(work, 2) == ["no way: do something else"] * 2
+    assert eq.spawn(work, 2) == ["no way: do something else"] * 2

@@ -116,7 +116,7 @@ def test_proportional_batches_end_all_blocks_together() -> None:
         sampler = eq.Sampler((X, Y), partition=partition, batch=eq.batch.Proportional(20))
         taken[comm.rank] = [len(batch) for batch in sampler]
 
-    eq.launch(work, 2, virtual=True)
+    eq.spawn(work, 2, virtual=True)
     assert len(taken[0]) == len(taken[1]) == 38
     assert set(taken[0][:-1]) == {10}
     assert set(taken[1][:-1]) == {30}

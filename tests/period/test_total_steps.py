@@ -177,7 +177,7 @@ def test_in_a_user_s_loop_rounds_end_it() -> None:
                 optimizer.step()
             return together.clock.step
 
-    taken = eq.launch(loop, 3, virtual=True)
+    taken = eq.spawn(loop, 3, virtual=True)
     assert sum(taken) == 3 * 3 * 5
     assert taken[0] > taken[1] > taken[2]
 
@@ -195,7 +195,7 @@ def test_two_runs_on_the_same_workers_do_not_share_a_count() -> None:
                 found.append(together.clock.step)
         return found
 
-    assert eq.launch(loop, 2, virtual=True) == [[6, 6], [6, 6]]
+    assert eq.spawn(loop, 2, virtual=True) == [[6, 6], [6, 6]]
 
 
 @pytest.mark.parametrize(

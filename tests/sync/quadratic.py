@@ -72,7 +72,7 @@ def solve(
                     look(step, together, model.weight.detach().numpy()[0].copy())
         return model.weight.detach().numpy()[0].copy()
 
-    return np.stack(eq.launch(loop, n, virtual=virtual, deterministic=True))
+    return np.stack(eq.spawn(loop, n, virtual=virtual, deterministic=True))
 
 
 def error(problem: Problem, points: np.ndarray) -> float:

@@ -173,5 +173,5 @@ def test_workers_compute_the_matrix_polynomial(kind: str, rounds: int) -> None:
         gossip(Mixing(Context(comm), Ring()), plan, z, torch.empty_like(z))
         return z.numpy()
 
-    found = np.stack(eq.launch(loop, 5, virtual=True))
+    found = np.stack(eq.spawn(loop, 5, virtual=True))
     np.testing.assert_allclose(found, matrix_power(graph.matrix(), list(plan.etas)) @ vectors, atol=1e-14)

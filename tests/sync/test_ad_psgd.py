@@ -80,7 +80,7 @@ def test_both_ends_use_the_same_difference() -> None:
                 optimizer.step()
         return np.stack([first, model.weight.detach().double().numpy()[0]])
 
-    points = np.stack(eq.launch(loop, 4, virtual=True))
+    points = np.stack(eq.spawn(loop, 4, virtual=True))
     assert np.abs(points[:, 1].mean(0) - points[:, 0].mean(0)).max() < 2e-7
     assert np.abs(points[:, 1] - points[:, 0].mean(0)).max() < 1e-3
 
@@ -95,7 +95,7 @@ def simulated_seconds(sync: Any) -> float:
                 optimizer.step()
         return comm.now
 
-    return max(eq.launch(loop, 4, virtual=True, cluster=Cluster([10.0] * 4, Link(latency=0.09))))
+    return max(eq.spawn(loop, 4, virtual=True, cluster=Cluster([10.0] * 4, Link(latency=0.09))))
 
 
 def test_messages_travel_while_everybody_computes() -> None:

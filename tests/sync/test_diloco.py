@@ -132,7 +132,7 @@ def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
                     kept = model.weight.detach().clone()
         return kept
 
-    for kept in eq.launch(loop, 4, virtual=False):
+    for kept in eq.spawn(loop, 4, virtual=False):
         # Sent after the fourth step, when workers held 1, 2, 3 and 4; it arrives after the fifth.
         assert torch.equal(kept, torch.full((300, 300), 2.5))
 

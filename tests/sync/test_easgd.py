@@ -57,7 +57,7 @@ def test_a_round_conserves_the_sum_of_workers_and_centre(pull: float) -> None:
             bound.after_step(flat.x)
         return flat.x.numpy(), bound.centre().numpy()
 
-    x, centres = map(np.stack, zip(*eq.launch(loop, 5, virtual=True), strict=True))
+    x, centres = map(np.stack, zip(*eq.spawn(loop, 5, virtual=True), strict=True))
     assert (centres == centres[0]).all()
     np.testing.assert_allclose(x.sum(0) + centres[0], models.sum(0) + np.arange(4), atol=1e-13)
     # Differences shrink by 1 - pull / N a round.

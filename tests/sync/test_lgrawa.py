@@ -32,7 +32,7 @@ def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
             assert together.comm.ledger.messages == 2 * 2 * 3  # two rounds, one collective each
             shares.append(together.sync.own.numpy())
 
-    eq.launch(loop, 4, virtual=True)
+    eq.spawn(loop, 4, virtual=True)
     table = np.stack(shares)
     np.testing.assert_allclose(table.sum(0), 1.0, rtol=1e-6)
     assert np.ptp(table, axis=1).max() > 0.01, "layers lean to different workers"
@@ -52,7 +52,7 @@ def test_a_layer_without_a_gradient_is_averaged() -> None:
             optimizer.step()
         return model[1].weight.detach().numpy()
 
-    for found in eq.launch(loop, 3, virtual=True):
+    for found in eq.spawn(loop, 3, virtual=True):
         np.testing.assert_allclose(found, np.ones((1, 3)), atol=1e-12)
 
 

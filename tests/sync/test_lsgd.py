@@ -42,7 +42,7 @@ def rounds(
             bills.append(sent)
         return {"x": flat.x.numpy(), "leader": bound.leader, "bills": bills, "centre": bound.centre().numpy()}
 
-    return eq.launch(loop, len(models), virtual=virtual)
+    return eq.spawn(loop, len(models), virtual=virtual)
 
 
 MODELS = np.random.default_rng(0).standard_normal((4, 3))

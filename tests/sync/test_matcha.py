@@ -162,7 +162,7 @@ def test_refusals() -> None:
         MATCHA(seed=comm.rank // 2).bind(context)
 
     with pytest.raises(UserError, match="same budget and seed"):
-        eq.launch(loop, 4, virtual=True)
+        eq.spawn(loop, 4, virtual=True)
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:

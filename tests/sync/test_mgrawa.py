@@ -64,7 +64,7 @@ def test_a_fresh_batch_is_the_same_for_all_and_leaves_no_trace() -> None:
         np.testing.assert_allclose(norms, expected, rtol=1e-5)
         return worker.comm.now, norms
 
-    rows = eq.launch(loop, 2, virtual=True)
+    rows = eq.spawn(loop, 2, virtual=True)
     assert rows[0][0] == pytest.approx((8 + 64) / 1000)  # the pass takes its simulated time
     assert not torch.equal(rows[0][1], rows[1][1])
 
@@ -84,7 +84,7 @@ def test_debiasing_takes_the_noise_off() -> None:
         full = norms_of(torch.autograd.grad(loss, list(worker.model.parameters()))).square().sum()
         return float(level.sum()), float((level - noise).sum()), float(full)
 
-    with_noise, without, full = eq.launch(loop, 2, virtual=True)[0]
+    with_noise, without, full = eq.spawn(loop, 2, virtual=True)[0]
     assert with_noise > 1.3 * full
     assert without == pytest.approx(full, rel=0.1)
 
@@ -157,7 +157,7 @@ def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, mon
             current[0] = worker.clock  # of whoever runs: workers hand over at rounds only
             worker.step()
 
-    eq.launch(loop, 2, virtual=True)
+    eq.spawn(loop, 2, virtual=True)
     first = list(range(1, 11))
     later = [step for end in (20, 30) for step in range(end - steps + 1, end + 1)]
     assert sorted(set(seen)) == first + later

@@ -118,7 +118,7 @@ def goes_on_from_any_step(sync: Any, period: int = 1, steps: int = 9, stops: tup
                 other = resumed[2]["sync"][name]
                 assert torch.equal(other, value) if isinstance(value, torch.Tensor) else other == value, name
 
-    eq.launch(loop, 4, virtual=True)
+    eq.spawn(loop, 4, virtual=True)
 
 
 def mean_loss(problem: Problem, x: np.ndarray) -> float:
@@ -141,7 +141,7 @@ def gossiped(topology: Topology, vectors: np.ndarray, rounds: int, dtype: torch.
         assert mixing.context.clock.rounds == rounds
         return x.double().numpy()
 
-    return np.stack(eq.launch(loop, len(vectors), virtual=True))
+    return np.stack(eq.spawn(loop, len(vectors), virtual=True))
 
 
 @pytest.mark.parametrize("size", [2, 5, 8])
@@ -177,7 +177,7 @@ def test_end_scales_and_keeps() -> None:
         mixing.end(own, own, scale=1.5, keep=-0.5)
         return out.numpy(), own.numpy()
 
-    out, own = map(np.stack, zip(*eq.launch(loop, 5, virtual=True), strict=True))
+    out, own = map(np.stack, zip(*eq.spawn(loop, 5, virtual=True), strict=True))
     np.testing.assert_allclose(out, 1.5 * weights @ vectors - 0.5, atol=1e-14)
     np.testing.assert_allclose(own, 1.5 * weights @ vectors - 0.5 * vectors, atol=1e-14)
 
@@ -193,7 +193,7 @@ def test_a_dropped_round_never_was() -> None:
         mixing.mix(x)
         assert (comm.ledger.messages, comm.ledger.bytes, mixing.context.clock.rounds) == (2, 24, 1)
 
-    eq.launch(loop, 4, virtual=True)
+    eq.spawn(loop, 4, virtual=True)
 
 
 def test_links_dropped_at_both_ends_keep_the_mean() -> None:
@@ -220,13 +220,13 @@ def test_workers_must_mean_the_same_valid_graph() -> None:
         agree(Context(comm), Ring() if comm.rank < 3 else Path(), "D-PSGD")
 
     with pytest.raises(UserError, match="workers 0 and 3 disagree on the graph"):
-        eq.launch(loop, 4, virtual=True)
+        eq.spawn(loop, 4, virtual=True)
 
     def directed(comm: Comm) -> None:
         agree(Context(comm), Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True), "D-PSGD")
 
     with pytest.raises(UserError, match="the mean"):
-        eq.launch(directed, 3, virtual=True)
+        eq.spawn(directed, 3, virtual=True)
 
 
 def test_gap_of_graphs_that_stay_and_that_change() -> None:

@@ -76,7 +76,7 @@ def test_weights(weights: str) -> None:
 
     first = {"size": 8 / 6, "uniform": 1.0, "samples": 30 / 20}[weights]
     second = {"size": 8 / 6, "uniform": 1.0, "samples": 1.0}[weights]
-    for row in eq.launch(loop, 3, virtual=True):
+    for row in eq.spawn(loop, 3, virtual=True):
         assert row[1] == pytest.approx(first)
         assert row[3] == pytest.approx(second), "samples of this round, not of the one before"
 
@@ -101,7 +101,7 @@ def states(policy: str, optimizer: Any, steps: int = 4) -> list[dict[str, torch.
             kept[name] = value.clone()
         return kept
 
-    return eq.launch(loop, 3, virtual=True)
+    return eq.spawn(loop, 3, virtual=True)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
     for key in ("params_sha256", "bytes", "rounds", "consensus"):
         assert watched[key] == plain[key]
     assert plain["consensus"] == 0.0, "30 steps end with a round"
-    assert toy.train(PeriodicAverage(), period=5, steps=28).result["consensus"] > 0, "and 28 do not: nobody was synchronised"
+    assert toy.train(PeriodicAverage(), period=5, steps=28).result["consensus"] > 0, (
+        "and 28 do not: nobody was synchronised"
+    )
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:

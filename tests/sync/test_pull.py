@@ -74,7 +74,7 @@ def meet(
                 each(bound, number)
         return flat.x.double().numpy(), bound.centre().double().numpy(), bound.own.numpy(), comm.ledger.state_dict()
 
-    rows = eq.launch(loop, len(models), virtual=virtual)
+    rows = eq.spawn(loop, len(models), virtual=virtual)
     x, centre, own = (np.stack([row[i] for row in rows]) for i in range(3))
     return Met(x, centre, own, [row[3] for row in rows])
 
@@ -357,4 +357,4 @@ def test_combinations_that_mean_nothing_are_refused() -> None:
             pass
 
     with pytest.raises(UserError, match="source='train' with eq.attach"):
-        eq.launch(loop, 2, virtual=True)
+        eq.spawn(loop, 2, virtual=True)

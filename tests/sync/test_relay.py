@@ -61,7 +61,7 @@ def test_first_messages_are_the_counts_of_the_paper(topology: Any) -> None:
         return model.weight.detach().numpy()[0].copy()
 
     for steps in (1, 3, 12):
-        points = np.stack(eq.launch(lambda comm, steps=steps: loop(comm, steps), 8, virtual=True))
+        points = np.stack(eq.spawn(lambda comm, steps=steps: loop(comm, steps), 8, virtual=True))
         expected = counted(problem, tree_of(topology, 8).links, start, lr, steps)
         np.testing.assert_allclose(points, expected, atol=1e-13)
 

@@ -114,7 +114,7 @@ def test_health_and_refusals() -> None:
         SGP(OnePeer() if comm.rank else Star()).bind(context)
 
     with pytest.raises(eq.errors.UserError, match="disagree on the graph"):
-        eq.launch(loop, 4, virtual=True)
+        eq.spawn(loop, 4, virtual=True)
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:

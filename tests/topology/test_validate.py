@@ -13,7 +13,7 @@ from equipoise.topology import Static, Topology
 
 @dataclass
 class Own(Static):
-    rows: list = option([], help="the rows of W without the diagonal")  # noqa: RUF009
+    rows: list = option([], help="the rows of W without the diagonal")
 
     def edges(self, round, rank, size):
         return self.rows[rank]

@@ -67,5 +67,3 @@ class Pseudo(Probe):
 
     def load(self, state: Any) -> None:
         self.anchor, self.rates, self.squares = state
-
-

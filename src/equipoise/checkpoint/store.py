@@ -104,7 +104,11 @@ def state_of(worker: Worker) -> dict[str, Any]:
         "model": worker.model.state_dict(),
         "optimizer": worker.optimizer.state_dict(),
         "scheduler": worker.scheduler.state_dict() if worker.scheduler is not None else None,
-        "rng": {"torch": torch_rng, "python": python_rng, "numpy": (kind, torch.from_numpy(keys.astype("int64")), *rest)},
+        "rng": {
+            "torch": torch_rng,
+            "python": python_rng,
+            "numpy": (kind, torch.from_numpy(keys.astype("int64")), *rest),
+        },
         "classes": classes_of(worker),
         "clock": worker.clock.state_dict(),
         "ledger": worker.comm.ledger.state_dict(),
@@ -161,11 +165,15 @@ def choose(run: Path, step: int | None = None) -> Path:
     """The checkpoint to resume from, verified; the newest unless a step is named."""
     found = available(run)
     if not found:
-        raise CheckpointError(f"{run} has no checkpoint to resume from: start it again with `equipoise train` and another --out")
+        raise CheckpointError(
+            f"{run} has no checkpoint to resume from: start it again with `equipoise train` and another --out"
+        )
     if step is not None:
         named = [p for p in found if p.name == f"step-{step}"]
         if not named:
-            raise CheckpointError(f"{run} has no checkpoint of step {step}; there are: {', '.join(p.name for p in found)}")
+            raise CheckpointError(
+                f"{run} has no checkpoint of step {step}; there are: {', '.join(p.name for p in found)}"
+            )
         found = named
     verify(found[-1], found[:-1])
     return found[-1]
@@ -192,11 +200,17 @@ def read_manifest(path: Path, hint: str = "") -> dict[str, Any]:
         manifest = json.loads((path / "manifest.json").read_text())
         known = manifest["format"]
         if known == FORMAT:
-            _ = manifest["workers"], manifest["fingerprint"], [(row["name"], row["sha256"]) for row in manifest["files"]]
+            _ = (
+                manifest["workers"],
+                manifest["fingerprint"],
+                [(row["name"], row["sha256"]) for row in manifest["files"]],
+            )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: manifest.json ({type(error).__name__}){hint}") from None
     if known != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {known}, this version reads {FORMAT}: use the version that wrote it")
+        raise CheckpointError(
+            f"checkpoint {path} has format {known}, this version reads {FORMAT}: use the version that wrote it"
+        )
     return manifest
 
 

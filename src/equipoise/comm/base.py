@@ -110,7 +110,9 @@ class Comm(ABC):
             if not 0 <= peer < self.size or peer == self.rank:
                 raise ValueError(f"worker {self.rank} of {self.size} cannot exchange with worker {peer}")
             if not tensor.is_contiguous():
-                raise ValueError(f"worker {self.rank} exchanges a tensor that is not contiguous: pass tensor.contiguous()")
+                raise ValueError(
+                    f"worker {self.rank} exchanges a tensor that is not contiguous: pass tensor.contiguous()"
+                )
         self.ledger.record(len(outgoing), sum(t.numel() * t.element_size() for t in outgoing.values()))
         return self._exchange(outgoing, incoming)
 

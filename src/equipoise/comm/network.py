@@ -40,7 +40,9 @@ def quantity(text: Any, units: dict[str, float], what: str) -> float:
         raise UserError(f"{what} = {text!r}: bits or bytes? write {unit}it for bits, {unit[:-1]}B for bytes")
     known = {name.lower(): factor for name, factor in units.items()}
     if math.isnan(value) or (unit and unit.lower() not in known):
-        raise UserError(f"{what} = {text!r}: write a number and one of {', '.join(units)}, such as '100 {list(units)[2]}'")
+        raise UserError(
+            f"{what} = {text!r}: write a number and one of {', '.join(units)}, such as '100 {list(units)[2]}'"
+        )
     if not unit and value != 0 and not math.isinf(value):
         raise UserError(f"{what} = {text!r} has no unit: add one of {', '.join(units)}")
     return value * known.get(unit.lower(), 1.0)

@@ -66,7 +66,15 @@ class ProcessComm(Comm):
 
     @classmethod
     def join(
-        cls, store: Any, rank: int, size: int, *, timeout: float, deterministic: bool, notes: Any = None, board: Any = None
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        timeout: float,
+        deterministic: bool,
+        notes: Any = None,
+        board: Any = None,
     ) -> ProcessComm:
         """Join a group through a store that all workers reach; `notes` carries heartbeats and counters in its place."""
         backend = "gloo"

@@ -40,9 +40,7 @@ class CIFAR10(Data):
             below = where / "cifar-10-batches-py"
             where = below if below.is_dir() else where
             if not (where / "data_batch_1").exists():
-                raise DataError(
-                    f"{where}: neither cifar10-train.npz nor data_batch_1 is here: check --data.dir"
-                )
+                raise DataError(f"{where}: neither cifar10-train.npz nor data_batch_1 is here: check --data.dir")
             train = _from_batches([where / f"data_batch_{i}" for i in range(1, 6)], self.limit)
             test = _from_batches([where / "test_batch"], self.test_limit)
         return Loaded(train, test, "classify", 10, (3, 32, 32), notes={"files": [str(where)]})
@@ -52,9 +50,7 @@ def _from_npz(path: Path, limit: int | None) -> Arrays:
     try:
         from PIL import Image
     except ImportError:
-        raise UserError(
-            f"{path}: its images are JPEG and need Pillow: pip install equipoise[images]"
-        ) from None
+        raise UserError(f"{path}: its images are JPEG and need Pillow: pip install equipoise[images]") from None
     try:
         with np.load(io.BytesIO(read_bytes(path, "dir")), allow_pickle=False) as parts:
             jpeg, offsets, labels = (parts[key] for key in ("jpeg", "offsets", "labels"))
@@ -81,13 +77,9 @@ def _from_npz(path: Path, limit: int | None) -> Arrays:
             file = io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())
             image = np.asarray(Image.open(file, formats=("JPEG",)).convert("RGB"))
         except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error ... for damaged images
-            raise DataError(
-                f"{path}: image {i} is damaged ({type(error).__name__}): fetch the file again"
-            ) from None
+            raise DataError(f"{path}: image {i} is damaged ({type(error).__name__}): fetch the file again") from None
         if image.shape != (32, 32, 3):
-            raise DataError(
-                f"{path}: image {i} is {image.shape[1]} x {image.shape[0]}, not 32 x 32: not CIFAR-10"
-            )
+            raise DataError(f"{path}: image {i} is {image.shape[1]} x {image.shape[0]}, not 32 x 32: not CIFAR-10")
         pixels[i] = image.transpose(2, 0, 1)
     return _examples(path, pixels, labels[:limit])
 
@@ -105,15 +97,11 @@ def _from_batches(paths: list[Path], limit: int | None) -> Arrays:
             raise DataError(f"{path}: no arrays named data and labels: not a batch of CIFAR-10") from None
         rows = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (classes.size, 3072)
         if classes.ndim != 1 or not rows:
-            raise DataError(
-                f"{path}: data must be one row of 3072 bytes for each label: not a batch of CIFAR-10"
-            )
+            raise DataError(f"{path}: data must be one row of 3072 bytes for each label: not a batch of CIFAR-10")
         pixels.append(data[:limit])
         labels.append(classes)
         missing -= len(data)
-    return _examples(
-        paths[0], np.concatenate(pixels)[:limit].reshape(-1, 3, 32, 32), np.concatenate(labels)[:limit]
-    )
+    return _examples(paths[0], np.concatenate(pixels)[:limit].reshape(-1, 3, 32, 32), np.concatenate(labels)[:limit])
 
 
 def _examples(path: Path, pixels: np.ndarray, labels: np.ndarray) -> Arrays:

@@ -43,7 +43,5 @@ _PERMITTED = {
 class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _PERMITTED:
-            raise DataError(
-                f"it calls {module}.{name}, which no file of arrays needs: get it from its source"
-            )
+            raise DataError(f"it calls {module}.{name}, which no file of arrays needs: get it from its source")
         return _PERMITTED[module, name]

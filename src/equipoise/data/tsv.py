@@ -38,17 +38,13 @@ class TSV(Data):
     text_column: str = option("sentence", help="column of the text")
     label_column: str = option("label", help="column of the class")
     length: int = option(32, help="words of a sentence that tokens keep; shorter ones are padded", least=1)
-    vocabulary: int = option(
-        10000, help="keep at most so many words, padding and unknown among them", least=3
-    )
+    vocabulary: int = option(10000, help="keep at most so many words, padding and unknown among them", least=3)
     limit: int | None = option(None, help="keep only the first so many training rows", least=1)
     features: str = option("tokens", help="what a model sees of a sentence", choices=("tokens", "bag"))
 
     def check(self) -> None:
         if self.text_column == self.label_column:
-            raise UserError(
-                f"TSV: text_column and label_column are both {self.text_column!r}: name two columns"
-            )
+            raise UserError(f"TSV: text_column and label_column are both {self.text_column!r}: name two columns")
 
     def load(self) -> Loaded:
         train = self._read(self.path, "path")
@@ -86,9 +82,7 @@ class TSV(Data):
             lines.pop()
         for column, words in ((self.text_column, "text_column"), (self.label_column, "label_column")):
             if column not in header:
-                raise DataError(
-                    f"{path}: no column {column!r} for --data.{words}: {did_you_mean(column, header)}"
-                )
+                raise DataError(f"{path}: no column {column!r} for --data.{words}: {did_you_mean(column, header)}")
         at, label_at = header.index(self.text_column), header.index(self.label_column)
         rows = []
         for number, cells in enumerate(lines, start=2):
@@ -102,9 +96,7 @@ class TSV(Data):
                 raise DataError(f"{path}: line {number} has no label: mend or remove it")
             rows.append(Row(number, cells[at].split(), label))
         if len(rows) < 2:
-            raise DataError(
-                f"{path}: {len(rows)} rows below the header, two are the least: check --data.{name}"
-            )
+            raise DataError(f"{path}: {len(rows)} rows below the header, two are the least: check --data.{name}")
         return rows
 
     def _part(self, rows: list[Row], ids: dict[str, int], classes: dict[str, int], source: str) -> Arrays:
@@ -128,9 +120,7 @@ def _classes(rows: list[Row], source: str) -> dict[str, int]:
     """Every label of the training part and its class."""
     labels = {row.label for row in rows}
     if len(labels) < 2:
-        raise DataError(
-            f"{source}: every training row has the label {labels.pop()!r}: check --data.label_column"
-        )
+        raise DataError(f"{source}: every training row has the label {labels.pop()!r}: check --data.label_column")
     try:
         # The label itself second: "1" and "01" are two classes, and a set has another order in every process.
         order = sorted(labels, key=lambda label: (int(label), label))

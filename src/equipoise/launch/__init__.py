@@ -1,3 +1,3 @@
 """Starting workers."""
 
-from .start import launch as launch
+from .start import spawn as spawn

@@ -98,7 +98,9 @@ def _child(
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here: the host's name need not be looked up
         store, notes = dist.FileStore(f"{folder}/rendezvous"), FolderStore(folder)
-        comm = ProcessComm.join(store, rank, size, timeout=timeout, deterministic=deterministic, notes=notes, board=board)
+        comm = ProcessComm.join(
+            store, rank, size, timeout=timeout, deterministic=deterministic, notes=notes, board=board
+        )
         set_current(comm)
         # Plain pickle: multiprocessing would hand over tensors as shared memory, which ends with this process.
         result = function(comm)
@@ -173,7 +175,9 @@ def _verdict(failures: dict[int, dict[str, Any]]) -> Exception:
         blamed = found["blames"] if found["blames"] is not None else rank
         error = cls(found["text"], blamed, found["step"])
     else:
-        error = WorkerError(f"worker {rank} failed at step {found['step']}: {found['type']}: {found['text']}", rank, found["step"])
+        error = WorkerError(
+            f"worker {rank} failed at step {found['step']}: {found['type']}: {found['text']}", rank, found["step"]
+        )
     error.remote_traceback = found["trace"]  # type: ignore[attr-defined]
     return error
 

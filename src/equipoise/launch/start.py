@@ -68,7 +68,9 @@ def spawn(
         undo()
 
 
-def _virtual(function: Callable[[Comm], Any], workers: int, cluster: Cluster | None, threads: int | None, stop: Stop) -> list[Any]:
+def _virtual(
+    function: Callable[[Comm], Any], workers: int, cluster: Cluster | None, threads: int | None, stop: Stop
+) -> list[Any]:
     import torch
 
     from ..comm.virtual import World
@@ -86,4 +88,3 @@ def _virtual(function: Callable[[Comm], Any], workers: int, cluster: Cluster | N
         return World(workers, cluster).run(one, threads=count)
 
 
-launch = spawn

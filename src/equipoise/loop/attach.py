@@ -25,7 +25,7 @@ from .job import refuse_own_pace
 from .sampler import Sampler
 
 
-class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
+class attach:
     """Let workers that run this same loop train together.
 
         with eq.attach(model, optimizer, sync=eq.sync.PeriodicAverage(), period=8) as together:
@@ -37,7 +37,7 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
     On entering, all workers receive worker 0's parameters and buffers. From then on `optimizer.step()` first lets the sync
     see the gradients and afterwards, when the period says so, the parameters; on leaving, the hooks are gone. A period
     counts optimizer steps, so gradient accumulation needs nothing special. The workers are those of torchrun, of
-    `eq.launch`, or this process alone (then nothing is changed).
+    `eq.spawn`, or this process alone (then nothing is changed).
 
     clip: the norm to which the gradient is clipped after the sync has combined it. Clipping by hand before
         `optimizer.step()` clips each worker's own gradient, which is something else.
@@ -71,14 +71,18 @@ class attach:  # noqa: N801  (used as a verb: `with eq.attach(...)`)
         if sync is None:
             sync = AllReduce() if self.period_choice == Every() else PeriodicAverage()
         if sync.every_step and self.period_choice != Every():
-            raise UserError(f"{type(sync).__name__} communicates at every step: leave the period out, or use PeriodicAverage")
+            raise UserError(
+                f"{type(sync).__name__} communicates at every step: leave the period out, or use PeriodicAverage"
+            )
         refuse_own_pace(self.period_choice, sync)
         if buffers not in ("local", "average"):
             raise UserError(f"buffers = {buffers!r}: local or average")
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not trainable <= held:
-            raise UserError("the optimizer does not hold all trainable parameters of the model: build it from model.parameters()")
+            raise UserError(
+                "the optimizer does not hold all trainable parameters of the model: build it from model.parameters()"
+            )
         self.sync_choice, self.model, self.optimizer = sync, model, optimizer
         self.clip, self.scaler, self.buffer_policy, self.share, self.seed = clip, scaler, buffers, share, seed
         self.sampler = sampler

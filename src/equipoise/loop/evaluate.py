@@ -47,7 +47,9 @@ def evaluate(worker: Worker, names: tuple[str, ...]) -> dict[str, dict[str, floa
                     _recompute(worker)
                 # Workers share the work on a model they all hold; each evaluates its own alone.
                 shared = name != "local"
-                indices = np.arange(len(source))[worker.comm.rank :: worker.comm.size] if shared else np.arange(len(source))
+                indices = (
+                    np.arange(len(source))[worker.comm.rank :: worker.comm.size] if shared else np.arange(len(source))
+                )
                 sums = _sums(worker, source, indices)
                 totals = worker.comm.gather(sums).sum(0)
             count = float(totals[0])

@@ -195,7 +195,9 @@ class Sampler:
             yield
             return
         if not self._unseen:
-            raise UserError("watching() without a batch of this sampler: use it inside the loop over the loader, once per batch")
+            raise UserError(
+                "watching() without a batch of this sampler: use it inside the loop over the loader, once per batch"
+            )
         places = self._unseen.popleft()
         watcher = self.order.watcher
         watcher.forget()

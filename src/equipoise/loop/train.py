@@ -17,7 +17,7 @@ from ..batch.fixed import Fixed
 from ..comm.network import Cluster, duration
 from ..data.source import Source
 from ..errors import CheckpointError, UserError
-from ..launch.start import launch
+from ..launch.start import spawn
 from ..order.base import Order
 from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
@@ -174,7 +174,7 @@ def run_job(
         result, state = Worker(job, comm).run()
         return result, state if comm.rank == 0 or under_torchrun() else None
 
-    rows = launch(
+    rows = spawn(
         work, workers, virtual=virtual, cluster=cluster, timeout=timeout, deterministic=deterministic, stop=job.stop
     )
     result, state = rows[0]

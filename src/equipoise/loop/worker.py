@@ -1,9 +1,9 @@
 """The loop of one worker, from the data to the step and back.
 
-    dataset --partition--> my indices --order.epoch(k)--> sequence --batch.sizes--> batch
-      batch -> loss.backward() -> signal -> order.observe, batch.observe
-            -> sync.before_step(x, g) -> optimizer.step() -> [if period.due] sync.after_step(x)
-            -> clock, ledger -> events;  every K steps: checkpoint
+dataset --partition--> my indices --order.epoch(k)--> sequence --batch.sizes--> batch
+  batch -> loss.backward() -> signal -> order.observe, batch.observe
+        -> sync.before_step(x, g) -> optimizer.step() -> [if period.due] sync.after_step(x)
+        -> clock, ledger -> events;  every K steps: checkpoint
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Worker:
         mine = len(blocks[comm.rank])
         share, probe = mine / len(job.train), Probe(self)
         self.context = Context(comm, seed=job.seed, examples=mine, share=share, flat=self.flat, probe=probe)
-        self.context.whole, self.context.emit = len(job.train), lambda event, **fields: self.observer.emit(event, **fields)
+        self.context.whole, self.context.emit = (
+            len(job.train),
+            lambda event, **fields: self.observer.emit(event, **fields),
+        )
         self.context.example_gradients = lambda count: example_gradients(self, count)
         self.context.shares = [len(block) / len(job.train) for block in blocks]
         self.clock = self.context.clock
@@ -65,7 +68,9 @@ class Worker:
         self.needs_flat = self.sync.uses_gradient or job.nonfinite == "skip"
         self.pace = Lockstep(self) if self.period.lockstep or not self.talks else OwnPace(self)
         if self.order.coordinated and not self.pace.lockstep:
-            raise UserError(f"{type(self.order).__name__} needs all workers in step, but this period lets each take its own: use id-grab")
+            raise UserError(
+                f"{type(self.order).__name__} needs all workers in step, but this period lets each take its own: use id-grab"
+            )
         self.position = Position(self.context, blocks, self.order, self.batch, job.drop_last, self.pace.lockstep)
         self.slow = job.slow_down(comm.rank, comm.size)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time

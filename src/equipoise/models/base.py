@@ -53,6 +53,4 @@ class Model(Plain):
         found = "words" if kind == "tokens" else f"inputs of shape {data.shape}"
         bags = kind == "tokens" and data.task == "classify" and "vector" in kinds
         bag = ", or --data.features bag where the data is tsv" if bags else ""
-        raise UserError(
-            f"{name_of(self)} takes {takes}, but the data has {found}: use --model {FITTING[kind]}{bag}"
-        )
+        raise UserError(f"{name_of(self)} takes {takes}, but the data has {found}: use --model {FITTING[kind]}{bag}")

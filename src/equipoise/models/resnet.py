@@ -26,9 +26,7 @@ class ResNet(Model):
     depth: int = option(8, help="layers: 8, 14, 20, ... (6n + 2)", least=8)
     width: int = option(16, help="channels of the first stage", least=1)
     # BatchNorm's statistics come from one worker's share; with skewed shares GroupNorm is the fairer choice.
-    norm: str = option(
-        "batch", help="BatchNorm, or GroupNorm with up to 8 groups", choices=("batch", "group")
-    )
+    norm: str = option("batch", help="BatchNorm, or GroupNorm with up to 8 groups", choices=("batch", "group"))
 
     def check(self) -> None:
         if (self.depth - 2) % 6:
@@ -56,11 +54,7 @@ class ResNet(Model):
         return net
 
     def _norm(self, channels: int) -> nn.Module:
-        return (
-            nn.BatchNorm2d(channels)
-            if self.norm == "batch"
-            else nn.GroupNorm(math.gcd(8, channels), channels)
-        )
+        return nn.BatchNorm2d(channels) if self.norm == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
 
 
 class _Block(nn.Module):

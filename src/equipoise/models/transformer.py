@@ -33,8 +33,7 @@ class Transformer(Model):
             fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
             nearest = min(fits, key=lambda n: abs(n - self.heads))
             raise UserError(
-                f"Transformer(width={self.width}, heads={self.heads}): heads must divide width: "
-                f"use {nearest} heads"
+                f"Transformer(width={self.width}, heads={self.heads}): heads must divide width: use {nearest} heads"
             )
 
     def build(self, data: Loaded) -> nn.Module:

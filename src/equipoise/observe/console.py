@@ -77,4 +77,8 @@ class Console:
         self.said = time.monotonic()
         clock = self.worker.clock
         total = self._total()
-        print(f"epoch {clock.epoch + 1} step {clock.step}{f'/{total}' if total else ''}  {words}", file=sys.stderr, flush=True)
+        print(
+            f"epoch {clock.epoch + 1} step {clock.step}{f'/{total}' if total else ''}  {words}",
+            file=sys.stderr,
+            flush=True,
+        )

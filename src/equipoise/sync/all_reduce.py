@@ -34,7 +34,8 @@ class AllReduce(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         flat, comm, clock = self.context.flat, self.context.comm, self.context.clock
-        assert g is not None and flat is not None
+        assert g is not None
+        assert flat is not None
         clock.rounds += 1
         # In units of the largest batch, so that full batches weigh 1 and need no multiplication.
         weight = clock.batch / self.context.reference if self.weights == "size" else float(clock.batch > 0)

@@ -34,7 +34,7 @@ class Sync(Method):
     def after_step(self, x: torch.Tensor) -> None:
         """Called after the optimizer when a round is due, or when something `lands`."""
 
-    def finish(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
+    def finish(self) -> None:
         """Called once after the last step: end what is still under way."""
 
     @abstractmethod

@@ -33,7 +33,7 @@ class Edges(Static):
     """
 
     path: str = option("", help="file with a line `a b [weight]` for each link")
-    links: list[Any] = option([], help='the links: (0, 1), (1, 2, 0.25) or "0-1", "1-2-0.25"')  # noqa: RUF009  (copied)
+    links: list[Any] = option([], help='the links: (0, 1), (1, 2, 0.25) or "0-1", "1-2-0.25"')
     directed: bool = option(False, help="is each line one way, from a to b?")
 
     def check(self) -> None:
