@@ -19,7 +19,9 @@ from equipoise.loop.schedule import Schedule
 from ..contract import toy
 
 
-def rounds(period: eq.period.Period, steps: int, lr: Any = 0.1, saved: Any = None, begin: int = 0) -> tuple[list[int], Any]:
+def rounds(
+    period: eq.period.Period, steps: int, lr: Any = 0.1, saved: Any = None, begin: int = 0
+) -> tuple[list[int], Any]:
     """The steps (from 1) that end with a round, and the state at the end."""
     clock = Clock(step=begin)
     bound = period.bind(Context(None, clock))  # type: ignore[arg-type]
