@@ -38,9 +38,9 @@ class Case(NamedTuple):
     task: str
     period: int
     name: str
+    seed: int
     batch: Any
     lr: float
-    seed: int
 
 
 def load(task: str, args: argparse.Namespace) -> Any:
@@ -108,11 +108,11 @@ def cases(args: argparse.Namespace) -> list[Case]:
         scaled = lr * gain(args.scaling, large / small, small * WORKERS, None)
         for period in [args.text_period] if text else args.periods:
             for seed in range(args.seeds):
-                found.append(Case(task, period, f"constant {small}", eq.batch.Fixed(small), lr, seed))
-                found.append(Case(task, period, f"constant {large}", eq.batch.Fixed(large), scaled, seed))
+                found.append(Case(task, period, f"constant {small}", seed, eq.batch.Fixed(small), lr))
+                found.append(Case(task, period, f"constant {large}", seed, eq.batch.Fixed(large), scaled))
                 for eta in args.etas:
                     rule = eq.batch.NormTest(start=small, most=large, eta=eta)
-                    found.append(Case(task, period, f"norm test, eta {eta:g}", rule, lr, seed))
+                    found.append(Case(task, period, f"norm test, eta {eta:g}", seed, rule, lr))
     return found
 
 
@@ -138,7 +138,7 @@ def table(task: str, rows: dict[tuple[int, str], dict[str, float]]) -> dict[str,
         allowed = 0.01 if text else 0.3
         kept = [name for name, r in adaptive.items() if lost(r) <= allowed]
         chosen = min(kept or adaptive, key=lambda name: adaptive[name]["rounds"])
-        parts, points = adaptive[chosen]["rounds"] / small["rounds"], lost(adaptive[chosen])
+        parts, points = adaptive[chosen]["rounds"] / max(1, small["rounds"]), lost(adaptive[chosen])
         met = "met" if parts <= 1 / 3 and points <= allowed else "MISSED"
         unit = "of the loss" if text else "points"
         print(
@@ -180,21 +180,19 @@ def main() -> None:
     started, found = time.time(), cases(args)
     for task in {case.task for case in found}:
         load(task, args)
-    rows: dict[Case, dict[str, Any]] = {}
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
         # The runs with the most steps first: the last ones to end are short.
         jobs = sorted(found, key=lambda c: (c.task != "text", "constant" not in c.name))
         for case, row in pool.imap_unordered(one, [(case, args) for case in jobs]):
-            rows[case] = row
-            print(
-                f"  {len(rows)}/{len(found)} {case.task} H {case.period} {case.name}: {row['quality']:.3f}", flush=True
-            )
+            rows[case[:4]] = row
+            print(f"  {len(rows)}/{len(found)} {case.task} H {case.period} {case.name}: {row['quality']:.3f}", flush=True)
     ratios: dict[str, float] = {}
     for task in dict.fromkeys(case.task for case in found):
         means: dict[tuple[int, str], dict[str, float]] = {}
         for case in found:
             if case.task == task and (case.period, case.name) not in means:
-                same = [rows[c] for c in found if c[:3] == case[:3]]
+                same = [rows[c[:4]] for c in found if c[:3] == case[:3]]
                 means[case.period, case.name] = {k: statistics.mean(r[k] for r in same) for k in same[0]}
         ratios |= table(task, means)
     print(f"\n{time.time() - started:.0f} s, {args.seeds} seed{'s' if args.seeds > 1 else ''}")

@@ -190,5 +190,5 @@ def test_own_pace_is_refused() -> None:
     own = [name for name in vars(eq.period) if name[0].isupper() and not getattr(eq.period, name).lockstep]
     if not own:
         pytest.skip("no period lets workers take their own steps")
-    with pytest.raises(UserError, match="id-grab"):
+    with pytest.raises(UserError, match="CDGraB needs all workers"):
         trained(CDGraB(), period=getattr(eq.period, own[0])(), sync=eq.sync.PeriodicAverage())

@@ -218,21 +218,22 @@ def test_training_sees_the_signs_of_made_gradients(options: dict, group: int, mo
     """The order in the loop against PairBalance on gradients that autograd computes one by one, from the same
     models.
     """
+    from equipoise.loop import gradient as taken
     from equipoise.loop.worker import Worker
 
     x, y = problem()
     loss, seen = nn.CrossEntropyLoss(), []
-    original = Worker.gradient
+    original = taken.gradient
 
-    def spy(self: Worker, indices: np.ndarray) -> float:
+    def spy(worker: Worker, indices: np.ndarray) -> float:
         rows = []
         for i in indices:
-            found = torch.autograd.grad(loss(self.model(x[i : i + 1]), y[i : i + 1]), list(self.model.parameters()))
+            found = torch.autograd.grad(loss(worker.model(x[i : i + 1]), y[i : i + 1]), list(worker.model.parameters()))
             rows.append(torch.cat([g.reshape(-1) for g in found]))
-        seen.append((self.clock.epoch, indices.copy(), torch.stack(rows).double()))
-        return original(self, indices)
+        seen.append((worker.clock.epoch, indices.copy(), torch.stack(rows).double()))
+        return original(worker, indices)
 
-    monkeypatch.setattr(Worker, "gradient", spy)
+    monkeypatch.setattr(taken, "gradient", spy)
     order = PairBalance(group=group)
     eq.train(net, loss, (x, y), order=order, epochs=4, **{"batch": 8, **options})
     twin = bound(order, 60)

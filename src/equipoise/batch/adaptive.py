@@ -129,12 +129,14 @@ class Adaptive(_Begins):
         self._passing = True
 
     def settle(self) -> None:
-        if self.probe is not None and self.probe.aboard:
+        if not self._passing:
+            return
+        assert self.probe is not None
+        self._passing = False
+        if self.probe.aboard:
             assert self.context.flat is not None
             sum_carrying(self.context, self.context.flat.x.new_empty(0), 1.0, "")
-        if self._passing and self.probe is not None:
-            self._passing = False
-            self.probe.passed()
+        self.probe.passed()
 
     @property
     def _final(self) -> bool:

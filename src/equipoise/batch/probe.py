@@ -20,7 +20,7 @@ from ..context import Context
 from ..rider import Rider
 from .evidence import Evidence, across_workers
 
-_BLOCK = 1 << 14  # elements whose products are added in the dtype of the vector; blocks are added in float64
+_BLOCK = 1 << 16  # elements whose products are added in the dtype of the vector; blocks are added in float64
 
 Decide = Callable[[Evidence | None, list[list[float]]], None]
 
@@ -96,17 +96,21 @@ def judged(seen: list[float], sizes: list[float], batches: list[float], wish: Wi
 def mean_of(rows: list[torch.Tensor], scales: list[float], weights: list[float]) -> torch.Tensor:
     """The weighted mean of vectors that come multiplied by `scales`."""
     whole = add(weights)
-    mean = torch.zeros_like(rows[0])
+    mean: torch.Tensor | None = None
     for row, scale, weight in zip(rows, scales, weights, strict=True):
-        if weight:
-            mean.add_(row, alpha=weight / whole / scale)
-    return mean
+        if not weight:
+            continue
+        factor = weight / whole / scale
+        mean = row * factor if mean is None else mean.add_(row, alpha=factor)
+    return torch.zeros_like(rows[0]) if mean is None else mean
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> float:
     """<a, b>, accurate for long vectors too."""
     if a.dtype not in (torch.float32, torch.float64):
         a, b = a.float(), b.float()
+    if len(a) <= _BLOCK:
+        return torch.dot(a, b).item()
     total = 0.0
     for x, y in zip(a.split(_BLOCK), b.split(_BLOCK), strict=True):
         total += torch.dot(x, y).item()

@@ -41,13 +41,14 @@ class CDGraB(Balanced):
     """
 
     coordinated: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence")
+    STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence", "room")
 
     coordinate: str = option("auto", help="how workers agree on signs", choices=("auto", "factors", "shards", "stale"))
 
     def make(self) -> Balancer:
         self.mode = ""  # chosen at the first step that has a pair
         self.evidence = ""  # a hash of all signs so far
+        self.room = 1  # terms of one worker in one step, at the most so far
         return Balancer(self.context, PAIR, self.group, self.sign, self.together, ending=self.compare)
 
     def together(
@@ -56,6 +57,8 @@ class CDGraB(Balanced):
         comm = self.context.comm
         if comm.size == 1:
             return alone(total, view, terms, decide)
+        if self.mode == "rows" and total is not None:
+            return total, self._own(*by_rows(comm, total, view, terms, self.room, decide))
         whole = isinstance(view, Layers) and not view.regions()
         width = packed(view).shape[1] if isinstance(view, Layers) and whole else 0
         about = [0] * 5
@@ -75,11 +78,17 @@ class CDGraB(Balanced):
         if not self.mode:
             self.mode = self._choose(kind % 2 == 0, items, max(counts), dimension, max(widths) if min(widths) else 0)
         decided = self._decided(total, view, terms, counts, items, widths, decide)
-        self._keep_evidence(decided, total)
         if self.mode == "stale":
+            self._keep_evidence(total.detach().cpu().numpy()[:1024].tobytes())
             return total, decided
-        own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == comm.rank]
-        return total, Decided(decided.signs[own], decided.squares[own], decided.cross)
+        return total, self._own(decided, counts)
+
+    def _own(self, decided: Decided, counts: list[int]) -> Decided:
+        """This worker's part of what all have decided."""
+        self.room = max(self.room, *counts)
+        self._keep_evidence(decided.signs.tobytes())
+        own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == self.context.rank]
+        return Decided(decided.signs[own], decided.squares[own], decided.cross)
 
     def _choose(self, layers: bool, items: int, terms: int, dimension: int, width: int) -> str:
         """By the numbers that a worker sends in a step; `width` 0: there are layers whose factors cannot go round."""
@@ -106,7 +115,7 @@ class CDGraB(Balanced):
         if self.mode == "stale":
             return by_stale(comm, total, view, terms, decide)
         if self.mode == "rows":
-            return by_rows(comm, total, view, terms, counts, decide)
+            return by_rows(comm, total, view, terms, max(counts), decide)[0]
         if self.mode == "factors":
             if len(widths) == 1 and min(widths):
                 assert view is None or isinstance(view, Layers)
@@ -119,8 +128,7 @@ class CDGraB(Balanced):
             return decided
         return by_shards(comm, total, view, terms, counts, decide)
 
-    def _keep_evidence(self, decided: Decided, total: torch.Tensor) -> None:
-        known = total.detach().cpu().numpy().tobytes()[:4096] if self.mode == "stale" else decided.signs.tobytes()
+    def _keep_evidence(self, known: bytes) -> None:
         self.evidence = hashlib.sha256(self.evidence.encode() + known).hexdigest()
 
     def compare(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from ..comm.base import Comm
 from ..signal.base import View
 from ..signal.layers import Layers
-from .balance import Decide, Decided, balance, in_sequence
+from .balance import NOTHING, Decide, Decided, balance, in_sequence
 
 Turns = list[tuple[int, int]]  # (term, worker) in sequence
 
@@ -57,17 +57,27 @@ def by_shards(
 
 @torch.no_grad()
 def by_rows(
-    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], decide: Decide
-) -> Decided:
-    """Short vectors (sketches): everybody gets the differences of all workers and decides alike."""
-    made = total.new_zeros(max(counts), len(total))
-    if view is not None and len(terms):
-        made[: len(terms)] = view.vectors(torch.as_tensor(terms, dtype=total.dtype, device=total.device))
-    everybody = comm.gather(made)
-    rows = everybody.flatten(0, 1)[[w * max(counts) + k for k, w in turns_of(counts)]]
+    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, room: int, decide: Decide
+) -> tuple[Decided, list[int]]:
+    """Short vectors (sketches): everybody gets the differences of all workers and decides alike.
+
+    One message with `room` for so many differences, its first row telling their number; a second one only where somebody
+    has more. Gives the number of each worker's terms too.
+    """
+    message = total.new_zeros(1 + room, len(total))
+    message[0, 0] = len(terms)
+    if view is not None and 0 < len(terms) <= room:
+        message[1 : 1 + len(terms)] = view.vectors(torch.as_tensor(terms, dtype=total.dtype, device=total.device))
+    everybody = comm.gather(message)
+    counts = [int(count) for count in everybody[:, 0, 0].tolist()]
+    if max(counts) > room:
+        return by_rows(comm, total, view, terms, max(counts), decide)
+    if not any(counts):
+        return NOTHING, counts
+    rows = everybody[:, 1:].flatten(0, 1)[[w * room + k for k, w in turns_of(counts)]]
     decided = in_sequence(_array(rows @ total), _array(rows @ rows.T), decide)
     total.addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
-    return decided
+    return decided, counts
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from .base import Signal
 from .convolution import Convolved
 from .parts import Lookup, Made, Outer, Part
 from .rows import Rows
-from .rules import rule_of
+from .rules import Places, rule_of
 from .watch import calls_of, refuse_batch_norm
 
 
@@ -47,7 +47,7 @@ class Projection(Signal):
         with calls_of(self.rules) as calls:
             yield
         parts = [
-            (call.module, call.part(self.rules[call.module], UNPLACED, torch.float32))
+            (call.module, call.part(self.rules[call.module], _places(call.module), torch.float32))
             for call in calls
             if len(call.a) == examples == call.shape[0]
         ]
@@ -75,7 +75,11 @@ class Projection(Signal):
         return Rows(rows * len(rows), [1] * len(rows))
 
 
-UNPLACED = ((0, 0), (0, 0))  # a sketch has no place in the flat vector; a bias is seen in every layer
+def _places(module: nn.Module) -> Places:
+    """A sketch has no place in the flat vector: only what is there and trains matters."""
+    there = [getattr(module, name, None) for name in ("weight", "bias")]
+    weight, bias = ((0, 0) if p is not None and p.requires_grad else None for p in there)
+    return weight, bias
 
 
 def _trains(module: nn.Module) -> bool:
@@ -116,12 +120,16 @@ class Sketch:
             shape = (self.width, part.a.shape[1], *part.kernel)
             patches = F.conv2d(part.a, kernel.reshape(shape), stride=part.stride, dilation=part.dilation).flatten(2)
             outputs = torch.matmul(self.matrix(number, 1, part.b.shape[1], part.b).T, part.b.flatten(2))
+            if part.bias is not None:
+                patches = patches + self.matrix(number, 2, 1, part.a).T
             return torch.bmm(outputs, patches.transpose(1, 2)).flatten(1)
         assert isinstance(part, (Outer, Lookup))
         if isinstance(part, Lookup):
             inputs = _hashed(part.a, self, number)
         else:
             inputs = part.a @ self.matrix(number, 0, part.a.shape[2], part.a)
+            if part.bias is not None:
+                inputs = inputs + self.matrix(number, 2, 1, part.a)  # a bias is a weight whose input is 1
         outputs = part.b @ self.matrix(number, 1, part.b.shape[2], part.b)
         return torch.bmm(outputs.transpose(1, 2), inputs).flatten(1)
 

@@ -102,7 +102,7 @@ class GradientWeighted(Sync):
             self._message = x.new_zeros(len(x) + self.weights, dtype=torch.promote_types(x.dtype, torch.float32))
         message, body = self._message, self._message[: len(x)]
         for part, layer, weight in zip(self._parts(body), self._parts(x), weights.tolist(), strict=True):
-            torch.mul(layer, weight, out=part) if weight else part.zero_()
+            torch.mul(layer.to(part.dtype), weight, out=part) if weight else part.zero_()
         message[len(x) :] = weights
         self.context.comm.sum(message)
         totals = message[len(x) :].double().cpu()
