@@ -105,7 +105,7 @@ def main() -> None:
     args = arguments(__doc__, workers=4, turns=150)
     rows: list[tuple[str, float, float | None]] = []
     for name, model, data in (("LeNet", lenet, pictures()), ("1M MLP", mlp, images())):
-        found = eq.launch(lambda comm, m=model, d=data: measure(comm, m, d, args.turns), args.workers)
+        found = eq.spawn(lambda comm, m=model, d=data: measure(comm, m, d, args.turns), args.workers)
         times = {key: statistics.median(f[key] for f in found) for key in found[0]}
         print(f"{name}: " + ", ".join(f"{key} {1e3 * value:.2f} ms" for key, value in times.items()))
         goals = (0.03, 0.005) if name == "LeNet" else (None, None)

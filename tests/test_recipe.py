@@ -113,7 +113,7 @@ def test_dump_and_load_every_setting(tmp_path: Path) -> None:
                 "sam": 0.05,
             },
             **{"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "schedule": "linear", "warmup": 0.1, "out": "x"},
-            **{"checkpoint_every": 7, "keep": 3, "evaluate_every": 2, "log_every": 5, "tensorboard": True, "slow": "2"},
+            **{"checkpoint_every": 7, "keep": 3, "evaluate_every": 2, "log_every": 5, "tensorboard": True, "slow": "2", "scaling": "sqrt"},
         }
     )
     from equipoise.settings import SETTINGS

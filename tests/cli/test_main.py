@@ -104,10 +104,10 @@ def test_doctor_says_what_mends_a_problem(command: Command, monkeypatch: pytest.
 
 def test_public_names() -> None:
     assert set(equipoise.__all__) <= set(dir(equipoise))
-    assert callable(equipoise.launch)
+    assert callable(equipoise.spawn)
     importlib.import_module("equipoise.launch.start")  # the package must not hide the function of the same name
 
-    assert callable(equipoise.launch)
+    assert callable(equipoise.spawn)
     for name in equipoise.__all__:
         assert getattr(equipoise, name) is not None
     for axis in AXES[:6]:

@@ -37,7 +37,7 @@ def test_document(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert name, f"a toml block must begin with its file name:\n{text}"
             (tmp_path / name[1]).write_text(text)
         elif kind == "python":
-            exec(compile(text, f"{document.name}", "exec"), namespace)
+            exec(compile(text, document.name, "exec", dont_inherit=True), namespace)
         else:
             for line in text.splitlines():
                 command = line.removeprefix("$ ").split("  #")[0].strip()

@@ -66,7 +66,9 @@ def solve(
             for step in range(steps):
                 own.zero_grad()
                 away = model.weight[0] - c
-                (0.5 * away @ a @ away).backward()
+                value = 0.5 * away @ a @ away
+                value.backward()
+                together.loss = value.item()
                 own.step()
                 if look is not None:
                     look(step, together, model.weight.detach().numpy()[0].copy())
