@@ -121,7 +121,9 @@ def main() -> None:
     if args.socket:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = "0"
     seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
-    print(f"{args.workers} processes; large messages through {'sockets' if args.socket else 'shared memory'}")
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(f"{args.workers} processes; large messages through {'sockets' if args.socket or 'RANK' in os.environ else 'shared memory'}")
     for name, values in seconds.items():
         extra = (
             f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""

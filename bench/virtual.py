@@ -103,7 +103,7 @@ def measure(sync: eq.sync.Sync, period: int, args: object, average: bool) -> tup
 
 
 def main() -> None:
-    args = arguments(__doc__, workers=16, block=8, repetitions=7)
+    args = arguments(__doc__, workers=16, block=24, repetitions=5)
     torch.set_num_threads(1)
     vector = sum(p.numel() for p in mlp().parameters()) * 4
     rows = []

@@ -21,7 +21,7 @@ def sharpness_aware(model: nn.Module, rho: float, gradient: Callable[[], object]
     """
     parameters: list[torch.Tensor] = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm().item()
+    norm = torch.stack([n.double() for n in torch._foreach_norm(gradients)]).norm().item()
     if not 0.0 < norm < float("inf"):
         return  # nowhere to climb; a gradient that is not finite is the loop's to refuse
     with torch.no_grad():

@@ -50,10 +50,14 @@ def solve(
     period: int = 1,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     virtual: bool = True,
+    tell: bool = True,
     look: Callable[[int, Any, np.ndarray], None] | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """The workers' points (n, d) after `steps` steps from zero. `look(step, attached, x)` sees each worker after each step."""
+    """The workers' points (n, d) after `steps` steps from zero. `look(step, attached, x)` sees each worker after each step.
+
+    `tell` lets the attached sync know each loss, as methods that follow the training loss ask.
+    """
     n, dim = problem.centres.shape
 
     def loop(comm: Comm) -> np.ndarray:
@@ -68,7 +72,8 @@ def solve(
                 away = model.weight[0] - c
                 value = 0.5 * away @ a @ away
                 value.backward()
-                together.loss = value.item()
+                if tell:
+                    together.loss = value.item()
                 own.step()
                 if look is not None:
                     look(step, together, model.weight.detach().numpy()[0].copy())
