@@ -112,11 +112,12 @@ def test_invariances() -> None:
 def test_pieces_add_up_to_the_whole_in_any_cut_and_at_any_scale() -> None:
     sizes, scales = [8.0, 4.0, 16.0], [1.0, 0.5, 0.25]
     vectors = torch.randn(3, 1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = seen_of(list(vectors), [1.0] * 3, sizes, along=True)
+    whole = seen_of(list(vectors), [1.0] * 3, sizes, True, torch.empty(1001, dtype=torch.float64))
     rows = [v * s for v, s in zip(vectors, scales, strict=True)]
     for size in (1, 2, 3, 7):
         parts = [
-            seen_of([row[a:b] for row in rows], scales, sizes, along=True) for a, b in pieces(1001, size) if b > a
+            seen_of([row[a:b] for row in rows], scales, sizes, True, rows[0].new_empty(b - a))
+            for a, b in pieces(1001, size)
         ]
         np.testing.assert_allclose(np.sum(parts, 0), whole, rtol=1e-12)
     v = (torch.tensor(sizes, dtype=torch.float64) @ vectors) / sum(sizes)
@@ -134,7 +135,10 @@ def test_equal_gradients_have_no_noise_and_one_worker_has_no_evidence() -> None:
 def test_a_worker_without_examples_does_not_count() -> None:
     vectors, sizes = drawn(np.random.default_rng(6), [8, 8, 8]), [8, 8, 8]
     with_idle = across_workers(
-        [*(vectors**2).sum(1).tolist(), 99.0], float(vectors.mean(0) @ vectors.mean(0)), [8.0] * 3 + [0.0], [8.0] * 3 + [0.0]
+        [*(vectors**2).sum(1).tolist(), 99.0],
+        float(vectors.mean(0) @ vectors.mean(0)),
+        [8.0] * 3 + [0.0],
+        [8.0] * 3 + [0.0],
     )
     assert with_idle is not None
     np.testing.assert_allclose(with_idle[:4], seen(vectors, sizes)[:4], rtol=1e-12)
@@ -156,7 +160,12 @@ def test_examples_give_unbiased_estimates_too() -> None:
         spreads = ((rows - means[:, None]) ** 2).sum((1, 2))
         mean = means.mean(0)
         found = across_examples(
-            spreads.tolist(), [8.0, 8.0], (means**2).sum(1).tolist(), float(mean @ mean), [8.0, 8.0], products=[7.0, 7.0]
+            spreads.tolist(),
+            [8.0, 8.0],
+            (means**2).sum(1).tolist(),
+            float(mean @ mean),
+            [8.0, 8.0],
+            products=[7.0, 7.0],
         )
         assert found is not None
         variances.append(found.variance)

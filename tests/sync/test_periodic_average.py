@@ -151,7 +151,9 @@ def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
     for key in ("params_sha256", "bytes", "rounds", "consensus"):
         assert watched[key] == plain[key]
     assert plain["consensus"] == 0.0, "30 steps end with a round"
-    assert toy.train(PeriodicAverage(), period=5, steps=28).result["consensus"] > 0, "and 28 do not: nobody was synchronised"
+    assert toy.train(PeriodicAverage(), period=5, steps=28).result["consensus"] > 0, (
+        "and 28 do not: nobody was synchronised"
+    )
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:

@@ -36,7 +36,9 @@ def test_without_momentum_it_is_the_periodic_average() -> None:
 
 def test_speeds_up_a_slow_problem() -> None:
     problem = Problem.make(4)
-    errors = [error(problem, solve(problem, s, steps=60, lr=0.01, period=1)) for s in (SlowMo(beta=0.7), PeriodicAverage())]
+    errors = [
+        error(problem, solve(problem, s, steps=60, lr=0.01, period=1)) for s in (SlowMo(beta=0.7), PeriodicAverage())
+    ]
     assert errors[0] < 0.3 * errors[1]
 
 

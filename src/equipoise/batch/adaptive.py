@@ -36,8 +36,8 @@ class _Begins(Batch):
 class Adaptive(_Begins):
     """A rule fills `wanted`. Final here: looking at rounds, agreeing, limits, speeds, state.
 
-    Sizes change at rounds only, by numbers that all workers have received alike. One worker has nobody to compare with and keeps its size,
-    unless single examples are looked at.
+    Sizes change at rounds only, by numbers that all workers have received alike. One worker has nobody to compare with
+    and keeps its size, unless single examples are looked at.
     """
 
     watches: ClassVar[bool] = True
@@ -45,15 +45,21 @@ class Adaptive(_Begins):
     STATE: ClassVar[tuple[str, ...]] = ("total", "rounds", "averages", "tests", "rates", "mark", "seen", "eyes")
 
     start: int = option(16, help="examples per step and worker at first", least=1)  # type: ignore[assignment]
-    most: int | None = option(None, help="most examples per step and worker; a worker's share of the data if none", least=1)
+    most: int | None = option(
+        None, help="most examples per step and worker; a worker's share of the data if none", least=1
+    )
     growth: float = option(2.0, help="most that a test may multiply (or divide) the size by; inf for no limit", above=1)
     shrink: bool = option(False, help="let sizes fall again, not below the start")
     smoothing: float = option(0.0, help="weight of earlier tests in the measured noise", least=0, below=1)
     every: int = option(1, help="rounds between tests", least=1)
-    estimator: str = option("workers", help="noise across workers, across examples, or of local steps", choices=tuple(PROBES))
+    estimator: str = option(
+        "workers", help="noise across workers, across examples, or of local steps", choices=tuple(PROBES)
+    )
     examples: int = option(8, help="per worker and test, for estimator = examples; 0: the whole batch", least=0)
     tested: str = option("mean", help="the mean gradient of all workers, or each worker's own", choices=("mean", "own"))
-    speeds: list[float] | str | None = option(None, help='sizes in proportion to these, or "measured"; all alike if none', above=0)
+    speeds: list[float] | str | None = option(
+        None, help='sizes in proportion to these, or "measured"; all alike if none', above=0
+    )
 
     def check(self) -> None:
         if isinstance(self.speeds, str) and self.speeds != "measured":
@@ -63,7 +69,7 @@ class Adaptive(_Begins):
 
     @abstractmethod
     def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        """Examples per step that all workers together should take, and numbers for the event. Infinity: as many as there may be."""
+        """Examples per step that all workers together should take (infinity: all there may be), and numbers to tell."""
 
     def begin(self) -> None:
         context = self.context
@@ -73,7 +79,8 @@ class Adaptive(_Begins):
         self.total = float(self.start * context.size)  # examples per step, before they are rounded up
         self.rates = list(self.speeds) if isinstance(self.speeds, list) else [1.0] * context.size
         self.rounds = self.tests = 0
-        self.averages = [0.0, 0.0, 0.0]  # of variance, |G|^2 and variance along the gradient, not yet rid of their start at 0
+        # Of variance, |G|^2 and variance along the gradient, not yet rid of their start at zero.
+        self.averages = [0.0, 0.0, 0.0]
         self.mark = [0.0, 0]  # seconds of computing and samples at the last test
         self.seen: list[float] | None = None  # the evidence of the last test
         self._passing = False  # does the step under way end with a round?
@@ -145,7 +152,12 @@ class Adaptive(_Begins):
             evidence = self._smoothed(evidence._replace(loss=_loss(notes)))
             self.seen = list(evidence)
             wanted, numbers = self.wanted(evidence)
-            told = numbers | {"wanted": wanted, "variance": evidence.variance, "square": evidence.square, "norm": evidence.norm}
+            told = numbers | {
+                "wanted": wanted,
+                "variance": evidence.variance,
+                "square": evidence.square,
+                "norm": evidence.norm,
+            }
             told["noise_scale"] = evidence.variance / evidence.square if evidence.square > 0 else math.inf
             self.total = self.limited(wanted)
         self._resize()
@@ -180,7 +192,9 @@ class Adaptive(_Begins):
         """Examples per second of computing, half from this test and half from before."""
         found = [note[3] / note[2] if note[2] > 0 and note[3] > 0 else 0.0 for note in notes]
         if min(found) > 0 and all(map(math.isfinite, found)):
-            self.rates = found if set(self.rates) == {1.0} else [(a + b) / 2 for a, b in zip(self.rates, found, strict=True)]
+            self.rates = (
+                found if set(self.rates) == {1.0} else [(a + b) / 2 for a, b in zip(self.rates, found, strict=True)]
+            )
 
 
 del Adaptive.start  # the option is an instance's; what a class has by this name is the hook

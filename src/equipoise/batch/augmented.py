@@ -28,7 +28,11 @@ class Augmented(Adaptive):
 
     def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
         along = along_need(evidence, self.theta)
-        rest = max(0.0, evidence.variance - ratio(evidence.along, evidence.norm)) if evidence.norm > 0 else evidence.variance
+        rest = (
+            max(0.0, evidence.variance - ratio(evidence.along, evidence.norm))
+            if evidence.norm > 0
+            else evidence.variance
+        )
         across = ratio(rest / self.nu**2, evidence.norm)
         need = max(along, across)
         numbers = {"test": need * evidence.noise, "along": evidence.along, "across": rest}

@@ -101,7 +101,9 @@ def over_network(
     (a, b), (c, d) = bounds[rank], others[rank]
     notes = [numbers_of(row[width - len(note) :]) for row in table]
     mine = [row[: b - a] for row in table]
-    seen = look.see(*((mine, notes, a) if look.vector is None else ([row[b - a : b - a + d - c] for row in table], notes, c)))
+    seen = look.see(
+        *((mine, notes, a) if look.vector is None else ([row[b - a : b - a + d - c] for row in table], notes, c))
+    )
     back = torch.cat((sum_rows(mine, torch.empty_like(mine[0])), bits(seen, tensor.dtype).to(tensor.device)))
     tail = len(back) - (b - a)
     widths = [stop - start + tail for start, stop in bounds]

@@ -38,13 +38,21 @@ class DiLoCo(Sync):
     nesterov: bool = option(True, help="Nesterov's momentum")
     fragments: int = option(1, help="parts of the model, one a round", least=1)
     delay: int = option(0, help="steps that workers train on while a message travels", least=0)
-    alpha: float = option(0.0, help="part of its own fragment that a worker keeps when a delayed one arrives", least=0, below=1)
-    weights: str = option("size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS)
-    state: str = option("local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES)
+    alpha: float = option(
+        0.0, help="part of its own fragment that a worker keeps when a delayed one arrives", least=0, below=1
+    )
+    weights: str = option(
+        "size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS
+    )
+    state: str = option(
+        "local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES
+    )
 
     def check(self) -> None:
         if self.alpha and not self.delay:
-            raise UserError("alpha mixes in what a worker did during the delay, and there is none: pass delay=1 or more")
+            raise UserError(
+                "alpha mixes in what a worker did during the delay, and there is none: pass delay=1 or more"
+            )
         if self.state != "local" and (self.fragments > 1 or self.delay):
             raise UserError(f"state={self.state!r} needs rounds of the whole model: leave fragments and delay out")
 
@@ -103,7 +111,9 @@ class DiLoCo(Sync):
             self.averaging.average(x[part])
             self._outer(x, part)
         elif self.overlap.under_way:
-            raise UserError(f"a delay of {self.delay} steps is not shorter than the period: lower it, or talk less often")
+            raise UserError(
+                f"a delay of {self.delay} steps is not shorter than the period: lower it, or talk less often"
+            )
         else:
             self.overlap.begin(x[part], self.averaging.weight())
             self.left = self.delay

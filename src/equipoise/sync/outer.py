@@ -65,7 +65,9 @@ class Averaging:
         states = [(p, context.optimizer.state.get(p, {})) for p in context.flat.parameters.values()]
         if self.names is None:
             # A worker without examples has no state yet: all must send as much.
-            own = {k for p, state in states for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape}
+            own = {
+                k for p, state in states for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape
+            }
             self.names = sorted(set().union(*context.comm.gather_objects(own)))
         found = [state.get(name) for name in self.names for _, state in states]
         likes = [p for _ in self.names for p, _ in states]

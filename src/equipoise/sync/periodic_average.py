@@ -25,8 +25,12 @@ class PeriodicAverage(Sync):
 
     STATE: ClassVar[tuple[str, ...]] = ("since",)
 
-    weights: str = option("size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS)
-    state: str = option("local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES)
+    weights: str = option(
+        "size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS
+    )
+    state: str = option(
+        "local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES
+    )
 
     def start(self) -> None:
         self.averaging = Averaging(self.context, self.weights, self.state)

@@ -27,8 +27,12 @@ class SlowMo(Sync):
 
     beta: float = option(0.7, help="slow momentum", least=0, below=1)
     alpha: float = option(1.0, help="slow learning rate", above=0)
-    weights: str = option("size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS)
-    state: str = option("local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES)
+    weights: str = option(
+        "size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS
+    )
+    state: str = option(
+        "local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES
+    )
 
     def start(self) -> None:
         assert self.context.flat is not None
