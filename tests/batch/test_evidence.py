@@ -112,10 +112,13 @@ def test_invariances() -> None:
 def test_pieces_add_up_to_the_whole_in_any_cut_and_at_any_scale() -> None:
     sizes, scales = [8.0, 4.0, 16.0], [1.0, 0.5, 0.25]
     vectors = torch.randn(3, 1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = seen_of(list(vectors), [1.0] * 3, sizes, along=True)
+    whole = seen_of(list(vectors), [1.0] * 3, sizes, True, torch.empty(1001, dtype=torch.float64))
     rows = [v * s for v, s in zip(vectors, scales, strict=True)]
     for size in (1, 2, 3, 7):
-        parts = [seen_of([row[a:b] for row in rows], scales, sizes, along=True) for a, b in pieces(1001, size) if b > a]
+        parts = [
+            seen_of([row[a:b] for row in rows], scales, sizes, True, rows[0].new_empty(b - a))
+            for a, b in pieces(1001, size)
+        ]
         np.testing.assert_allclose(np.sum(parts, 0), whole, rtol=1e-12)
     v = (torch.tensor(sizes, dtype=torch.float64) @ vectors) / sum(sizes)
     np.testing.assert_allclose(whole, [float(v @ v), *(vectors**2).sum(1), *(vectors @ v)], rtol=1e-12)

@@ -36,8 +36,8 @@ class _Begins(Batch):
 class Adaptive(_Begins):
     """A rule fills `wanted`. Final here: looking at rounds, agreeing, limits, speeds, state.
 
-    Sizes change at rounds only, by numbers that all workers have received alike. One worker has nobody to compare with and keeps its size,
-    unless single examples are looked at.
+    Sizes change at rounds only, by numbers that all workers have received alike. One worker has nobody to compare with
+    and keeps its size, unless single examples are looked at.
     """
 
     watches: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class Adaptive(_Begins):
 
     @abstractmethod
     def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        """Examples per step that all workers together should take, and numbers for the event. Infinity: as many as there may be."""
+        """Examples per step that all workers together should take (infinity: all there may be), and numbers to tell."""
 
     def begin(self) -> None:
         context = self.context
@@ -79,11 +79,8 @@ class Adaptive(_Begins):
         self.total = float(self.start * context.size)  # examples per step, before they are rounded up
         self.rates = list(self.speeds) if isinstance(self.speeds, list) else [1.0] * context.size
         self.rounds = self.tests = 0
-        self.averages = [
-            0.0,
-            0.0,
-            0.0,
-        ]  # of variance, |G|^2 and variance along the gradient, not yet rid of their start at 0
+        # Of variance, |G|^2 and variance along the gradient, not yet rid of their start at zero.
+        self.averages = [0.0, 0.0, 0.0]
         self.mark = [0.0, 0]  # seconds of computing and samples at the last test
         self.seen: list[float] | None = None  # the evidence of the last test
         self._passing = False  # does the step under way end with a round?

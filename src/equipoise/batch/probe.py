@@ -39,7 +39,14 @@ class Probe(Rider):
     def __init__(self, context: Context, wish: Wish, decide: Decide):
         self.context, self.wish, self.decide = context, wish, decide
         self.pace = (0.0, 0.0)
+        self._rooms: list[torch.Tensor] = []
         self.begin()
+
+    def rooms(self, like: torch.Tensor, count: int = 1) -> list[torch.Tensor]:
+        """Room for pieces, made once."""
+        if len(self._rooms) < count or self._rooms[0].shape != like.shape:
+            self._rooms = [torch.empty_like(like) for _ in range(count)]
+        return self._rooms
 
     def note(self) -> list[float]:
         return [float(self.context.clock.batch), self.context.loss, *self.pace, *self.numbers()]
@@ -79,9 +86,14 @@ class Probe(Rider):
     def load(self, state: Any) -> None: ...
 
 
-def seen_of(rows: list[torch.Tensor], scales: list[float], sizes: list[float], along: bool) -> list[float]:
-    """Of pieces of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, if asked for, all <v_m, v>."""
-    mean = mean_of(rows, scales, sizes)
+def seen_of(
+    rows: list[torch.Tensor], scales: list[float], sizes: list[float], along: bool, mean: torch.Tensor
+) -> list[float]:
+    """Of pieces of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, if asked for, all <v_m, v>.
+
+    `mean` is room for the piece of v: allocating a large one at each round costs more than filling it.
+    """
+    mean_of(rows, scales, sizes, mean)
     norms = [product(r, r) / s**2 if s else 0.0 for r, s in zip(rows, scales, strict=True)]
     products = [product(r, mean) / s if s else 0.0 for r, s in zip(rows, scales, strict=True)] if along else []
     return [product(mean, mean), *norms, *products]
@@ -93,16 +105,14 @@ def judged(seen: list[float], sizes: list[float], batches: list[float], wish: Wi
     return across_workers(norms, seen[0], sizes, batches, own=wish.own, products=products)
 
 
-def mean_of(rows: list[torch.Tensor], scales: list[float], weights: list[float]) -> torch.Tensor:
+def mean_of(rows: list[torch.Tensor], scales: list[float], weights: list[float], out: torch.Tensor) -> torch.Tensor:
     """The weighted mean of vectors that come multiplied by `scales`."""
     whole = add(weights)
-    mean: torch.Tensor | None = None
+    out.zero_()
     for row, scale, weight in zip(rows, scales, weights, strict=True):
-        if not weight:
-            continue
-        factor = weight / whole / scale
-        mean = row * factor if mean is None else mean.add_(row, alpha=factor)
-    return torch.zeros_like(rows[0]) if mean is None else mean
+        if weight:
+            out.add_(row, alpha=weight / whole / scale)
+    return out
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> float:

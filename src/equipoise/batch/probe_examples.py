@@ -45,7 +45,7 @@ class Examples(Probe):
     def look(self, rows: list[torch.Tensor], scales: list[float], notes: list[list[float]], start: int) -> list[float]:
         if self.wish.own:
             return []
-        mean = mean_of(rows, scales, [note[0] for note in notes])
+        mean = mean_of(rows, scales, [note[0] for note in notes], self.rooms(rows[0])[0])
         return [product(mean, mean)]
 
     def evidence(self, batches: list[float], notes: list[list[float]], seen: list[float]) -> Evidence | None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ..comm.look import pieces
+from ..comm.look import add, pieces
 from ..errors import UserError
 from .evidence import Evidence
-from .probe import Probe, judged, seen_of
+from .probe import Probe, judged, product
 
 
 class Pseudo(Probe):
@@ -17,7 +17,8 @@ class Pseudo(Probe):
         optimizer = self.context.optimizer
         groups = optimizer.param_groups if optimizer is not None else []
         plain = isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in groups)
-        if not plain or len({group["lr"] for group in groups}) > 1:
+        attached = self.context.flat is not None  # a sampler that nothing is attached to never looks
+        if attached and (not plain or len({group["lr"] for group in groups}) > 1):
             raise UserError(
                 "estimator='pseudo' reads gradients off the way that plain SGD with one learning rate goes, and this "
                 f"{type(optimizer).__name__} goes another: use estimator='workers'"
@@ -55,9 +56,24 @@ class Pseudo(Probe):
     def look(self, rows: list[torch.Tensor], scales: list[float], notes: list[list[float]], start: int) -> list[float]:
         assert self.anchor is not None
         rates, sizes = ([note[i] for note in notes] for i in (4, 5))
-        # Worker m's way is A times v_m: divided at the end, where numbers are no longer small.
-        ways = [torch.sub(self.anchor, r, alpha=1.0 / s if s else 0.0) for r, s in zip(rows, scales, strict=True)]
-        return seen_of(ways, rates, sizes, self.wish.along)
+        way, mean = self.rooms(self.anchor, 2)
+
+        def walked(worker: int) -> torch.Tensor:
+            """A times v_m: divided by A at the end only, where numbers are no longer small."""
+            assert self.anchor is not None
+            return torch.sub(self.anchor, rows[worker], alpha=1.0 / scales[worker], out=way)
+
+        moved = [m for m, (scale, rate) in enumerate(zip(scales, rates, strict=True)) if scale and rate]
+        norms, products = [0.0] * len(rows), [0.0] * len(rows)
+        mean.zero_()
+        for m in moved:
+            norms[m] = product(walked(m), way) / rates[m] ** 2
+            mean.add_(way, alpha=sizes[m] / add(sizes) / rates[m])
+        if not self.wish.along:
+            return [product(mean, mean), *norms]
+        for m in moved:
+            products[m] = product(walked(m), mean) / rates[m]
+        return [product(mean, mean), *norms, *products]
 
     def evidence(self, batches: list[float], notes: list[list[float]], seen: list[float]) -> Evidence | None:
         return judged(seen, [note[1] for note in notes], batches, self.wish)

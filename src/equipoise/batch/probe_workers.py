@@ -32,7 +32,7 @@ class Workers(Probe):
         return None if averaged == "gradient" else self.kept
 
     def look(self, rows: list[torch.Tensor], scales: list[float], notes: list[list[float]], start: int) -> list[float]:
-        return seen_of(rows, scales, [note[0] for note in notes], self.wish.along)
+        return seen_of(rows, scales, [note[0] for note in notes], self.wish.along, self.rooms(rows[0])[0])
 
     def evidence(self, batches: list[float], notes: list[list[float]], seen: list[float]) -> Evidence | None:
         return judged(seen, batches, batches, self.wish)

@@ -210,9 +210,8 @@ class SharedMemory:
         extra = _aligned(flat.numel() * item)  # where the vector to look at begins,
         notes = extra + _aligned(look.extra * item)  # and where the notes do
         seen = _aligned(-(-flat.numel() // size) * item)  # behind the chunk
-        inputs = max(
-            notes + 8 * len(look.note), size * (seen + 8 * look.numbers)
-        )  # the chunk has a part of `size` of it
+        # What follows the inputs is one part in `size` as long: it must hold the chunk and what was seen of it.
+        inputs = max(notes + 8 * len(look.note), size * (seen + 8 * look.numbers))
         if inputs > self._totals:
             self._share_table(inputs)
         own, bounds = self._table[mine], pieces(flat.numel(), size)
