@@ -123,7 +123,9 @@ def main() -> None:
     seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
     if os.environ.get("RANK", "0") != "0":
         return
-    print(f"{args.workers} processes; large messages through {'sockets' if args.socket or 'RANK' in os.environ else 'shared memory'}")
+    print(
+        f"{args.workers} processes; large messages through {'sockets' if args.socket or 'RANK' in os.environ else 'shared memory'}"
+    )
     for name, values in seconds.items():
         extra = (
             f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""

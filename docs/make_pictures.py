@@ -21,7 +21,17 @@ from equipoise import registry, sync  # noqa: E402
 from tests.sync.quadratic import Problem, solve  # noqa: E402
 
 WORKERS, STEPS = 8, 240
-RARE = ("periodic-average", "k-gt", "slowmo", "diloco", "easgd", "eamsgd", "lsgd", "mgrawa", "lgrawa")  # made for several local steps between rounds
+RARE = (
+    "periodic-average",
+    "k-gt",
+    "slowmo",
+    "diloco",
+    "easgd",
+    "eamsgd",
+    "lsgd",
+    "mgrawa",
+    "lgrawa",
+)  # made for several local steps between rounds
 
 
 def curve(problem: Problem, method: sync.Sync, period: int, lr: float) -> tuple[list[int], list[float]]:

@@ -104,8 +104,23 @@ def test_dump_and_load_every_setting(tmp_path: Path) -> None:
                 "epochs": 0.5,
             },
             **{"steps": 3, "samples": 100, "budget": "9s", "seed": 1, "micro": 2, "clip": 1.0, "autocast": "bfloat16"},
-            **{"nonfinite": "skip", "buffers": "average", "drop_last": True, "optimizer": "sgd", "lr": 0.3, "sam": 0.05},
-            **{"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "schedule": "linear", "scaling": "sqrt", "warmup": 0.1, "out": "x"},
+            **{
+                "nonfinite": "skip",
+                "buffers": "average",
+                "drop_last": True,
+                "optimizer": "sgd",
+                "lr": 0.3,
+                "sam": 0.05,
+            },
+            **{
+                "momentum": 0.9,
+                "nesterov": True,
+                "weight_decay": 0.1,
+                "schedule": "linear",
+                "scaling": "sqrt",
+                "warmup": 0.1,
+                "out": "x",
+            },
             **{"checkpoint_every": 7, "keep": 3, "evaluate_every": 2, "log_every": 5, "tensorboard": True, "slow": "2"},
         }
     )

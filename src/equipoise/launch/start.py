@@ -86,5 +86,3 @@ def _virtual(
     count = threads or (torch.get_num_threads() if workers == 1 else 1)
     with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
         return World(workers, cluster).run(one, threads=count)
-
-
