@@ -22,7 +22,6 @@ from ..errors import NonFinite, UserError
 from ..observe.observer import Observer
 from ..partition.renew import renew
 from ..partition.share import job_blocks
-from ..signal.batch_gradient import BatchGradient
 from ..sync.none import NoSync
 from ..vector import Buffers, Flat
 from .agree import Control, make_equal
@@ -61,7 +60,6 @@ class Worker:
         self.period = job.period.bind(self.context)
         # With one worker there is nobody to talk to: every method is the plain optimizer.
         self.sync = (job.sync if comm.size > 1 else NoSync()).bind(self.context)
-        self.signal = BatchGradient().bind(self.context)
         self.talks = not isinstance(self.sync, NoSync)
         self.needs_flat = self.sync.uses_gradient or job.nonfinite == "skip"
         self.pace = Lockstep(self) if self.period.lockstep or not self.talks else OwnPace(self)

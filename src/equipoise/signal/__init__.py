@@ -4,7 +4,6 @@ from typing import Any
 
 from .base import Signal as Signal
 from .base import View as View
-from .batch_gradient import BatchGradient as BatchGradient
 from .exact import Exact as Exact
 from .group_gradient import GroupGradient as GroupGradient
 from .last_layer import LastLayer as LastLayer
