@@ -13,12 +13,12 @@ test: $(STAMP)
 	$(BIN)/python -m pytest
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench docs
+	$(BIN)/ruff format --check src tests bench docs
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	cd bench && for file in one_worker all_reduce virtual; do ../$(BIN)/python $$file.py || exit 1; done
+	cd bench && for file in one_worker all_reduce virtual gossip; do ../$(BIN)/python $$file.py || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
