@@ -204,5 +204,6 @@ class attach:
         """Go on from `state_dict`, inside the `with` block. Load the model and the optimizer there too: entering made all workers equal."""
         self.clock.load_state_dict(state["clock"])
         self.comm.ledger.load_state_dict(state["ledger"])
+        self.sync.finish()  # a round that is under way belongs to the state that is left
         self.sync.load_state_dict(state["sync"])
         self.period.load_state_dict(state["period"])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -62,10 +62,6 @@ class DPSGD(Sync):
     def finish(self) -> None:
         """Wait for a round that is under way and forget it: the last one of a run is nobody's."""
         self.mixing.drop()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mixing.drop()
-        super().load_state_dict(state)
 
     @property
     def spectral_gap(self) -> float:
