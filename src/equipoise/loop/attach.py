@@ -21,7 +21,7 @@ from ..sync.none import NoSync
 from ..sync.periodic_average import PeriodicAverage
 from ..vector import Buffers, Flat
 from .agree import make_equal
-from .job import refuse_own_pace
+from .job import refuse_own_pace, refuse_rare_rounds
 from .sampler import Sampler
 
 
@@ -70,11 +70,8 @@ class attach:
         self.period_choice = Every(period) if isinstance(period, int) else (period or Every())
         if sync is None:
             sync = AllReduce() if self.period_choice == Every() else PeriodicAverage()
-        if sync.every_step and self.period_choice != Every():
-            raise UserError(
-                f"{type(sync).__name__} communicates at every step: leave the period out, or use PeriodicAverage"
-            )
         refuse_own_pace(self.period_choice, sync)
+        refuse_rare_rounds(self.period_choice, sync)
         if buffers not in ("local", "average"):
             raise UserError(f"buffers = {buffers!r}: local or average")
         trainable = {id(p) for p in model.parameters() if p.requires_grad}

@@ -61,6 +61,16 @@ def refuse_own_pace(period: Period, sync: Sync) -> None:
         )
 
 
+def refuse_rare_rounds(period: Period, sync: Sync) -> None:
+    """Refuse any period but every step with a sync that communicates at every step whatever the period."""
+    if sync.every_step and period != Every():
+        words = f"a period of {period.steps}" if isinstance(period, Every) else f"the period {type(period).__name__}"
+        raise UserError(
+            f"{type(sync).__name__} communicates at every step, so {words} means nothing: use periodic-average to "
+            "communicate rarely"
+        )
+
+
 def warn_of_one_epoch(order: Order, length: Length) -> None:
     """What an order learns in an epoch is used in the next."""
     if order.watches and length.epochs is not None and length.epochs <= 1:
@@ -131,11 +141,7 @@ class Job:
                 f"{type(self.order).__name__} needs all workers at every step, and {type(self.period).__name__} lets each "
                 "go at its own pace: use a period such as every"
             )
-        if self.sync.every_step and isinstance(self.period, Every) and self.period.steps != 1:
-            raise UserError(
-                f"{type(self.sync).__name__} communicates at every step, so a period of {self.period.steps} means nothing: "
-                "use periodic-average to communicate rarely"
-            )
+        refuse_rare_rounds(self.period, self.sync)
 
     def slow_down(self, rank: int, size: int) -> float:
         """The factor in `slow` of one worker; for trying out unequal workers on equal machines."""
