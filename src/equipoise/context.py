@@ -41,6 +41,7 @@ class Context:
     probe: Probe | None = None  # for gradients on fresh examples, where the loop can take them
     consumed: int = 0  # examples taken by all workers since the run began: the same on all of them
     optimizer: torch.optim.Optimizer | None = None
+    clip: float | None = None  # the norm to which the loop clips gradients
     rider: Rider | None = None  # what travels with the rounds of the sync,
     averages: str = ""  # and of what a round gives the mean anyway: "gradient" or "parameters"
     emit: Callable[..., None] = unheard  # emit(event, **fields) writes a line to the events

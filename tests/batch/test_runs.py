@@ -330,6 +330,8 @@ def test_pseudo_is_refused_where_it_would_be_wrong() -> None:
     for optimizer in (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.AdamW(p)):
         with pytest.raises(UserError, match="workers"):
             train(rule, optimizer=optimizer)
+    with pytest.raises(UserError, match="clip"):
+        train(rule, clip=1.0)
     with pytest.raises(UserError, match="periodic-average"):
         train(rule, sync=eq.sync.DPSGD())
     with pytest.raises(UserError, match="every"):
@@ -426,3 +428,28 @@ def test_a_rule_on_a_users_own_loop() -> None:
     assert len({len(sizes) for sizes, _ in rows}) == 1
     assert all(max(sizes) > 8 for sizes, _ in rows)
     assert rows[0][1] == 2 * toy.EXAMPLES == sum(sum(sizes) for sizes, _ in rows)
+
+
+def test_a_loop_that_accumulates_counts_all_its_batches_and_one_that_draws_ahead_is_refused() -> None:
+    def loop(accumulate: int = 1, **options: Any) -> tuple[int, int]:
+        model = toy.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = torch.utils.data.TensorDataset(toy.INPUTS, toy.TARGETS)
+        sampler = eq.Sampler(data, batch=eq.batch.NormTest(start=4))
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, **options)
+        sizes = []
+        with eq.attach(model, optimizer, period=2, sampler=sampler, accumulate=accumulate) as together:
+            for x, y in loader:
+                nn.functional.cross_entropy(model(x), y).backward()
+                sizes.append(len(x))
+                if len(sizes) % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return together.clock.samples, sum(sizes[: len(sizes) // 2 * 2])
+
+    for counted, seen in eq.spawn(lambda comm: loop(2), 2, virtual=True):
+        assert counted == seen > 0
+    with pytest.raises(UserError, match="accumulate=2"):
+        loop()
+    with pytest.raises(UserError, match="num_workers=0"):
+        loop(num_workers=1)

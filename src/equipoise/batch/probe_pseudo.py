@@ -23,6 +23,11 @@ class Pseudo(Probe):
                 "estimator='pseudo' reads gradients off the way that plain SGD with one learning rate goes, and this "
                 f"{type(optimizer).__name__} goes another: use estimator='workers'"
             )
+        if attached and self.context.clip is not None:
+            raise UserError(
+                "estimator='pseudo' reads gradients off the steps, and clip shortens those: leave clip out, or use "
+                "estimator='workers', which sees gradients before they are clipped"
+            )
         self.findings = 1 + self.context.size * (2 if self.wish.along else 1)
         self.anchor: torch.Tensor | None = None  # this worker's piece of the x with which all began the round
         self.rates = self.squares = 0.0  # A and sum a_h^2 / b_h

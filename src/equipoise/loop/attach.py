@@ -45,6 +45,7 @@ class attach:
     buffers: "local", or "average" to average BatchNorm statistics at each round.
     sampler: the `eq.Sampler` of the loop, whose batch rule may then follow the gradients and which knows the batch sizes.
         Its DataLoader must not draw ahead (num_workers=0).
+    accumulate: most batches of that sampler for one optimizer step, where the loop accumulates gradients.
     share: this worker's part of all examples, where workers hold unequal parts; 1 / workers if left out.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal: gradients are weighted by it.
@@ -65,6 +66,7 @@ class attach:
         buffers: str = "local",
         share: float | None = None,
         sampler: Sampler | None = None,
+        accumulate: int = 1,
         seed: int = 0,
     ):
         self.period_choice = Every(period) if isinstance(period, int) else (period or Every())
@@ -82,7 +84,7 @@ class attach:
             )
         self.sync_choice, self.model, self.optimizer = sync, model, optimizer
         self.clip, self.scaler, self.buffer_policy, self.share, self.seed = clip, scaler, buffers, share, seed
-        self.sampler = sampler
+        self.sampler, self.accumulate = sampler, accumulate
         self.batch = 1
         self.loss = math.nan
         self._undo = contextlib.ExitStack()
@@ -95,7 +97,7 @@ class attach:
         make_equal(self.comm, self.model, self.flat)
         share = self.share if self.share is not None else 1.0 / self.comm.size
         self.context = Context(self.comm, seed=self.seed, share=share, flat=self.flat)
-        self.clock, self.context.optimizer = self.context.clock, self.optimizer
+        self.clock, self.context.optimizer, self.context.clip = self.context.clock, self.optimizer, self.clip
         if self.sampler is not None:
             self.sampler.follow(self.context)
         self.sync = (self.sync_choice if self.comm.size > 1 else NoSync()).bind(self.context)
@@ -117,7 +119,7 @@ class attach:
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
         clock, flat = self.clock, self.flat
         if self.sampler is not None:
-            self.batch = self.sampler.drawn
+            self.batch = self.sampler.stepping(self.accumulate)
         self.comm.step = clock.step + 1
         self.comm.computed(self.batch)
         clock.batch, clock.lr, clock.hold = self.batch, optimizer.param_groups[0]["lr"], False

@@ -172,7 +172,7 @@ class Sampler:
         self.order = (order or Reshuffle()).bind(context)
         self.position = Position(context, blocks, self.order, self.batch, drop_last)
         self.epoch = 0
-        self.drawn = 0  # examples in the last batch
+        self._drawn: list[int] = []  # sizes of the batches since the last optimizer step
         self._starts: list[list[int]] = []  # positions before each batch of this epoch, for state_dict(finished)
         self._unseen: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
 
@@ -183,6 +183,17 @@ class Sampler:
         self.position.context = context
         self.batch = self.position.batch = self.rule.bind(context)
         self.batch.load_state_dict(state)
+
+    def stepping(self, most: int) -> int:
+        """Examples since the last optimizer step, in at most so many batches."""
+        count, examples = len(self._drawn), sum(self._drawn)
+        if count > most:
+            raise UserError(
+                f"{count} batches were drawn for one optimizer step: pass num_workers=0 to the DataLoader, which must not draw "
+                f"ahead, or accumulate={count} to attach if the loop accumulates their gradients"
+            )
+        self._drawn.clear()
+        return examples
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -216,11 +227,12 @@ class Sampler:
             self.position.begin(self.epoch)
         self._starts = [list(self.position.taken)]
         self._unseen.clear()
+        self._drawn.clear()
         while self.position.steps_left:
             indices, places = self.position.take()
             self._starts.append(list(self.position.taken))
             self._unseen.append(places)
-            self.drawn = len(indices)
+            self._drawn.append(len(indices))
             yield indices.tolist() or self.position.block[:1].tolist()
 
     def state_dict(self, finished: int | None = None) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Worker:
         mine = len(blocks[comm.rank])
         share, probe = mine / len(job.train), Probe(self)
         self.context = Context(comm, seed=job.seed, examples=mine, share=share, flat=self.flat, probe=probe)
-        self.context.whole = len(job.train)
+        self.context.whole, self.context.clip = len(job.train), job.clip
         self.context.emit = lambda event, **fields: self.observer.emit(event, **fields)
         self.context.example_gradients = lambda count: example_gradients(self, count)
         self.context.shares = [len(block) / len(job.train) for block in blocks]
