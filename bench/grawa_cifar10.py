@@ -1,15 +1,19 @@
 """GRAWA against its competitors on CIFAR-10: test error and flatness after the same time, with how many rounds and bytes.
 
-    python grawa_cifar10.py --data-dir DIR                              # about 10 minutes on 2 cores
-    python grawa_cifar10.py --data-dir DIR --model vgg --workers 8
-    python grawa_cifar10.py --data-dir DIR --processes                  # 4 real processes and real seconds instead
+    python grawa_cifar10.py --data-dir DIR --out resnet.json            # tunes and tests: about 40 minutes on one core
+    python grawa_cifar10.py --data-dir DIR --settings resnet.json --workers 8 --out eight.json    # tests, with those choices
+    python grawa_cifar10.py --data-dir DIR --model vgg --out vgg.json
+    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 9   # 4 real processes, real seconds
     python grawa_cifar10.py --data-dir DIR --full                       # 50,000 images, wider nets: many hours
 
-All methods train for the same simulated seconds on one described cluster (equal workers, slow links), with SGD, Nesterov
-momentum and a cosine schedule over the time. Each has its own grid of learning rate, period and pull; the best by the
-error on held-out training images, with a seed of its own, runs with every other seed and is tested. The mean model is
-tested, with BatchNorm recomputed (EASGD: the centre); flatness is that of the mean model on fixed training images in eval mode.
-The ablation varies one option of the chosen LGRAWA at a time.
+All methods train for the same simulated seconds on one described cluster: equal workers of 2,000 examples a second, links
+of 100 Mbit and 1 ms, so that a round of the small ResNet takes as long as a step. SGD with Nesterov momentum and a cosine
+schedule over the time. Each method is tuned on held-out training images with a seed of its own: first period and pull together
+(DP: the learning rate), then, from the best of these, the learning rate and the proximity (DP+SAM: its radius), one at
+a time. Whether its mean or its centre is tested is chosen in the same way. The best runs with every other seed and is
+tested, with BatchNorm recomputed; flatness is that of the mean model on fixed training images in eval mode. Where the period
+that suits GRAWA is less than eight times that of EASGD, the best setting with such a period is tested as well.
+The ablation varies one option of the better of MGRAWA and LGRAWA at a time.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ from equipoise.flatness import Surface, gradient_norm, largest_eigenvalue, trace
 from equipoise.loop.schedule import Schedule
 from equipoise.models import VGG, ResNet
 
+SYNCS = {c.__name__: c for c in (eq.sync.AllReduce, eq.sync.EASGD, eq.sync.LSGD, eq.sync.MGRAWA, eq.sync.LGRAWA)}
+RARE = ", an eighth of EASGD's rounds"
+
 
 class Setting(NamedTuple):
     method: str
@@ -43,29 +50,57 @@ class Setting(NamedTuple):
     period: int = 1
     lr: float = 0.1
     sam: float | None = None
+    model: str = "mean"  # that is tested
+
+    def plain(self) -> dict[str, Any]:
+        return self._asdict() | {"sync": [type(self.sync).__name__, self.sync.options()]}
+
+    @classmethod
+    def of(cls, table: dict[str, Any]) -> Setting:
+        name, options = table["sync"]
+        return cls(**table | {"sync": SYNCS[name](**options)})
 
 
-def grid() -> list[Setting]:
-    """Around the choices of the authors' script: EASGD and LSGD every 4 steps, GRAWA every 32."""
-    found = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in (0.05, 0.1, 0.2)]
-    found += [Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in (0.05, 0.1, 0.2)]
-    found += [Setting("EASGD", eq.sync.EASGD(pull=p), 4, lr) for p, lr in ((0.4, 0.1), (0.9, 0.1), (0.9, 0.05))]
-    found += [Setting("LSGD", eq.sync.LSGD(pull=p, prox=0.1), 4, lr) for p, lr in ((0.1, 0.1), (0.3, 0.1), (0.1, 0.05))]
-    for name, make in (("MGRAWA", eq.sync.MGRAWA), ("LGRAWA", eq.sync.LGRAWA)):
-        for pull, lr in ((0.5, 0.1), (0.9, 0.1), (0.5, 0.05)):
-            found.append(Setting(name, make(pull=pull, prox=0.01), 32, lr))
+def coarse(short: bool) -> list[Setting]:
+    """Period and pull, around the choices of the authors' script: EASGD and LSGD every 4 steps, GRAWA every 32."""
+    found = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in ((0.1, 0.2) if short else (0.05, 0.1, 0.2, 0.4))]
+    found += [
+        Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in ((0.1, 0.2) if short else (0.05, 0.1, 0.2))
+    ]
+    for period in (4, 16) if short else (2, 4, 8, 16):
+        found += [Setting("EASGD", eq.sync.EASGD(pull=pull), period) for pull in (0.4, 0.9)]
+    for period in (4, 16) if short else (4, 8, 16, 32):
+        found += [Setting("LSGD", eq.sync.LSGD(pull=pull), period) for pull in (0.1, 0.5)]
+    for name in ("MGRAWA", "LGRAWA"):
+        for period in (8, 32) if short else (8, 16, 32, 64):
+            found += [Setting(name, SYNCS[name](pull=pull), period) for pull in (0.5, 1.0)]
+    return found
+
+
+def fine(best: Setting) -> list[Setting]:
+    """One step from the best of those."""
+    if best.method == "DP":
+        return []
+    if best.method == "DP+SAM":
+        return [best._replace(sam=radius) for radius in (0.02, 0.1)]
+    found = [best._replace(lr=best.lr * factor) for factor in (0.5, 2.0)]
+    if best.method != "EASGD":
+        prox = 0.1 if best.method == "LSGD" else 0.01
+        found.append(best._replace(sync=dataclasses.replace(best.sync, prox=prox)))
     return found
 
 
 def ablation(chosen: Setting) -> list[Setting]:
     """One option of the chosen method at a time."""
+    prox = chosen.sync.prox
     variants: dict[str, dict[str, Any]] = {
-        "fresh batch": {"source": "fresh"},
-        "fresh batch of 256": {"source": "fresh", "examples": 256},
-        "fresh batch of 256, debiased": {"source": "fresh", "examples": 256, "debias": True},
-        "exponent 0 (plain average)": {"exponent": 0.0},
+        "norm of a fresh batch": {"source": "fresh"},
+        "of a fresh batch of 128": {"source": "fresh", "examples": 128},
+        "of a fresh batch of 128, debiased": {"source": "fresh", "examples": 128, "debias": True},
+        "exponent 0 (all weigh alike)": {"exponent": 0.0},
         "exponent 2": {"exponent": 2.0},
-        "no proximity": {"prox": 0.0},
+        "exponent 8": {"exponent": 8.0},
+        "no proximity" if prox else "proximity 0.1": {"prox": 0.0 if prox else 0.1},
     }
     return [
         chosen._replace(method=f"{chosen.method}, {name}", sync=dataclasses.replace(chosen.sync, **options))
@@ -76,7 +111,8 @@ def ablation(chosen: Setting) -> list[Setting]:
 class Task(NamedTuple):
     setting: Setting
     seed: int
-    held_out: bool  # tune on held-out training images, or test
+    held_out: bool = False  # tune on held-out training images, or test
+    flatness: bool = True
 
 
 CACHE: dict[str, Any] = {}
@@ -112,20 +148,21 @@ def words_of(setting: Setting) -> str:
     """What differs from the defaults."""
     plain = type(setting.sync)().options()
     chosen = {name: value for name, value in setting.sync.options().items() if value != plain[name]}
-    every = {"lr": setting.lr} | ({"period": setting.period} if setting.period > 1 else {}) | chosen
+    every: dict[str, Any] = {"lr": setting.lr} | ({"period": setting.period} if setting.period > 1 else {}) | chosen
+    every |= ({"radius": setting.sam} if setting.sam else {}) | ({"": setting.model} if setting.model != "mean" else {})
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in every.items()
     )
 
 
 def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
-    (setting, seed, held_out), args = job
+    (setting, seed, held_out, flatness), args = job
     torch.set_num_threads(1)
     data = load(args)
     real = args.processes
     cluster = None if real else Cluster([args.rate] * args.workers, Link(args.mbit * 1e6, args.latency / 1e3))
     row: dict[str, Any] = {"method": setting.method, "seed": seed, "held_out": held_out, "error": 1.0}
-    row["choice"] = words_of(setting)
+    row |= {"choice": words_of(setting), "setting": setting.plain()}
     try:
         run = eq.train(
             lambda: build(args, seed),
@@ -149,14 +186,14 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
     except NonFinite:
         return row
     result, models = run.result, run.result["models"]
-    row["error"] = 1.0 - models["centre" if setting.method == "EASGD" else "mean"]["accuracy"]
-    row["local"] = 1.0 - models["local"]["accuracy"]
+    row["errors"] = {name: 1.0 - metrics["accuracy"] for name, metrics in models.items()}
+    row["error"] = row["errors"][setting.model]
     row |= {key: result[key] for key in ("steps", "rounds", "bytes", "consensus")}
     row["weight"] = result["health"].get("largest_weight")
-    if not held_out:
+    if flatness:
         surface = Surface(run.model, nn.CrossEntropyLoss(), data["train"], examples=args.flatness)
-        row["eigenvalue"] = largest_eigenvalue(surface, most=20)._asdict()
-        row["trace"] = trace(surface, probes=10)._asdict()
+        row["eigenvalue"] = largest_eigenvalue(surface, most=15)._asdict()
+        row["trace"] = trace(surface, probes=8)._asdict()
         row["gradient"] = gradient_norm(surface)._asdict()
     return row
 
@@ -177,39 +214,77 @@ def run_all(tasks: list[Task], args: argparse.Namespace, words: str) -> list[dic
 
 def table(rows: list[dict[str, Any]], seeds: list[int]) -> None:
     head = "".join(f"  seed {seed:<5}" for seed in seeds)
-    print(f"\n  {'test error':<38}{head}   mean     eigenvalue      trace      |g|      rounds  megabytes")
+    print(f"\n  {'test error':<38}{head}   mean     eigenvalue      trace      |g|      rounds  megabytes  weight")
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = sorted((r for r in rows if r["method"] == name), key=lambda r: r["seed"])
         errors = [r["error"] for r in mine]
         line = f"  {name:<38}" + "".join(f"  {e:.4f}    " for e in errors) + f"  {statistics.mean(errors):.4f}"
-        whole = [r for r in mine if "trace" in r]
+        whole = [r for r in mine if "rounds" in r]
         if whole:
             for key, width in (("eigenvalue", 14), ("trace", 13), ("gradient", 9)):
-                line += f"{statistics.mean(r[key]['value'] for r in whole):{width}.4g}"
+                flat = [r[key]["value"] for r in whole if key in r]
+                line += f"{statistics.mean(flat):{width}.4g}" if flat else f"{'':{width}}"
             line += f"{statistics.mean(r['rounds'] for r in whole):10.0f}"
             line += f"{statistics.mean(r['bytes'] for r in whole) / 1e6:11.1f}"
+            weights = [r["weight"] for r in whole if r["weight"] is not None]
+            line += f"{statistics.mean(weights):8.3f}" if weights else ""
         print(line)
 
 
 def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
     """Is MGRAWA or LGRAWA ahead of all others in every seed, with an eighth of EASGD's rounds?"""
     error = {(r["method"], r["seed"]): r["error"] for r in rows}
-    others = [name for name in dict.fromkeys(r["method"] for r in rows) if not name.endswith("GRAWA")]
+    names = list(dict.fromkeys(r["method"] for r in rows))
+    others = [name for name in names if "GRAWA" not in name]
+    best = min(others, key=lambda other: statistics.mean(error[other, s] for s in seeds))
+    rounds = {m: statistics.mean(r.get("rounds", 0) for r in rows if r["method"] == m) for m in names}
     ratios = {}
     print()
-    for name in ("MGRAWA", "LGRAWA"):
+    for name in names:
+        if name in others:
+            continue
         ahead = [seed for seed in seeds if error[name, seed] < min(error[other, seed] for other in others)]
-        best = min(others, key=lambda other: statistics.mean(error[other, s] for s in seeds))
         ratio = statistics.mean(error[name, s] for s in seeds) / statistics.mean(error[best, s] for s in seeds)
-        words = f"ahead of all others in {len(ahead)} of {len(seeds)} seeds; error / error of {best}, the best of them"
-        print(f"  {name}: {words}: {ratio:.3f}")
-        ratios[f"{name} error / best other"] = ratio
-        rounds = {
-            m: statistics.mean(r["rounds"] for r in rows if r["method"] == m and "rounds" in r) for m in (name, "EASGD")
-        }
-        ratios[f"{name} rounds / EASGD rounds"] = rounds[name] / rounds["EASGD"]
-        print(f"  {name}: rounds / rounds of EASGD: {rounds[name] / rounds['EASGD']:.3f} (goal at most 0.125)")
+        fewer = rounds[name] / rounds["EASGD"]
+        print(
+            f"  {name}: ahead of all others in {len(ahead)} of {len(seeds)} seeds; error / error of {best}, the best of them: "
+            f"{ratio:.3f}; rounds / rounds of EASGD: {fewer:.3f} (goal at most 0.125)"
+        )
+        ratios |= {f"{name} error / best other": ratio, f"{name} rounds / EASGD rounds": fewer}
     return ratios
+
+
+def better(settings: list[Setting], rows: list[dict[str, Any]]) -> tuple[Setting, float]:
+    """The setting with the least held-out error, of its mean or its centre."""
+    found = [
+        (row.get("errors", {}).get(model, 1.0), number, setting._replace(model=model))
+        for number, (setting, row) in enumerate(zip(settings, rows, strict=True))
+        for model in ("mean", "centre")
+    ]
+    error, _, setting = min(found, key=lambda one: one[:2])
+    return setting, error
+
+
+def tune(args: argparse.Namespace) -> tuple[dict[str, Setting], list[dict[str, Any]]]:
+    """The setting of each method that is best on held-out images."""
+    settings = coarse(args.short)
+    rows = run_all([Task(s, 100, True, False) for s in settings], args, "tuning")
+    methods = list(dict.fromkeys(s.method for s in settings))
+
+    def of(method: str) -> tuple[list[Setting], list[dict[str, Any]]]:
+        mine = [(s, r) for s, r in zip(settings, rows, strict=True) if s.method == method]
+        return [s for s, _ in mine], [r for _, r in mine]
+
+    more = [s for method in methods for s in fine(better(*of(method))[0])]
+    settings, rows = settings + more, rows + run_all([Task(s, 100, True, False) for s in more], args, "refining")
+    chosen = {method: better(*of(method))[0] for method in methods}
+    for method in ("MGRAWA", "LGRAWA"):
+        least = 8 * chosen["EASGD"].period
+        rare = [(s, r) for s, r in zip(*of(method), strict=True) if s.period >= least]
+        if chosen[method].period < least and rare:
+            name = method + RARE
+            chosen[name] = better([s for s, _ in rare], [r for _, r in rare])[0]._replace(method=name)
+    return chosen, rows
 
 
 def arguments() -> argparse.Namespace:
@@ -220,19 +295,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--examples", type=int, default=4096)
-    parser.add_argument("--held-out", type=int, default=1024)
-    parser.add_argument("--test", type=int, default=2000)
+    parser.add_argument("--held-out", type=int, default=2048)
+    parser.add_argument("--test", type=int, default=5000)
     parser.add_argument("--side", type=int, default=16, help="pixels; 32 is the original")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
-        "--budget", type=float, default=16.0, help="seconds of each run, simulated (real with --processes)"
+        "--budget", type=float, default=6.5, help="seconds of each run, simulated (real with --processes)"
     )
-    parser.add_argument("--rate", type=float, default=1000.0, help="examples per simulated second of a worker")
+    parser.add_argument("--rate", type=float, default=2000.0, help="examples per simulated second of a worker")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--latency", type=float, default=1.0, help="milliseconds")
-    parser.add_argument("--flatness", type=int, default=256, help="examples that flatness is measured on")
-    parser.add_argument("--no-ablation", action="store_true")
+    parser.add_argument(
+        "--flatness", type=int, default=256, help="examples that flatness is measured on; 0: not at all"
+    )
+    parser.add_argument("--ablation", action="store_true", help="vary MGRAWA or LGRAWA as well, whichever is better")
+    parser.add_argument("--short", action="store_true", help="half the periods in the search")
+    parser.add_argument(
+        "--settings", metavar="FILE", help="take each method's choices from what --out of another run wrote"
+    )
     parser.add_argument("--processes", action="store_true", help="real processes and real seconds")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
@@ -256,23 +337,28 @@ def main() -> None:
         f"{args.model} with {size:,} parameters on {args.examples:,} images of {args.side} x {args.side}, "
         f"{args.workers} workers, batch {args.batch}, {args.budget:g} {kind}"
     )
-    tuned = run_all([Task(setting, 100, True) for setting in grid()], args, "tuning")
-    settings = grid()
-    chosen = {}
-    for setting, row in zip(settings, tuned, strict=True):
-        known = chosen.get(setting.method)
-        if known is None or row["error"] < known[1]:
-            chosen[setting.method] = setting, row["error"]
+    out: dict[str, Any] = {"arguments": vars(args)}
     seeds = list(range(args.seeds))
-    rows = run_all([Task(s, seed, False) for s, _ in chosen.values() for seed in seeds], args, "testing")
-    table(rows, seeds)
-    ratios = verdict(rows, seeds)
-    varied: list[dict[str, Any]] = []
-    if not args.no_ablation:
-        variants = ablation(chosen["LGRAWA"][0])
-        varied = run_all([Task(s, seed, False) for s in variants for seed in seeds], args, "ablation")
-        table([r for r in rows if r["method"] == "LGRAWA"] + varied, seeds)
-    Path(args.out).write_text(json.dumps({"arguments": vars(args), "tuning": tuned, "rows": rows, "ablation": varied}))
+    try:
+        if args.settings:
+            known = json.loads(Path(args.settings).read_text())["chosen"]
+            chosen = {name: Setting.of(table) for name, table in known.items()}
+        else:
+            chosen, out["tuning"] = tune(args)
+        out["chosen"] = {name: setting.plain() for name, setting in chosen.items()}
+        Path(args.out).write_text(json.dumps(out))
+        tasks = [Task(s, seed, flatness=args.flatness > 0) for s in chosen.values() for seed in seeds]
+        rows = out["rows"] = run_all(tasks, args, "testing")
+        table(rows, seeds)
+        ratios = verdict(rows, seeds)
+        if args.ablation:
+            mean = {m: statistics.mean(r["error"] for r in rows if r["method"] == m) for m in ("MGRAWA", "LGRAWA")}
+            name = min(mean, key=lambda m: mean[m])
+            tasks = [Task(s, seed, flatness=False) for s in ablation(chosen[name]) for seed in seeds]
+            out["ablation"] = run_all(tasks, args, "ablation")
+            table([r for r in rows if r["method"] == name] + out["ablation"], seeds)
+    finally:
+        Path(args.out).write_text(json.dumps(out))
     print(f"\n{time.time() - started:.0f} s; every run in {args.out}")
     if args.json:
         Path(args.json).write_text(json.dumps(ratios, indent=1) + "\n")

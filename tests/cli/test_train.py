@@ -82,8 +82,9 @@ def test_dry_run_writes_nothing(command: Command, tmp_path: Path) -> None:
     assert "0 messages, 0 bytes" in words
 
 
-def test_dry_run_forecasts_what_the_ledger_counts(command: Command, tmp_path: Path) -> None:
-    assert command("train", "--steps", 4, "--out", "run", "--sync", "all-reduce", *SMALL).code == 0
+@pytest.mark.parametrize("sync", ["all-reduce", "mgrawa", "lgrawa"])
+def test_dry_run_forecasts_what_the_ledger_counts(sync: str, command: Command, tmp_path: Path) -> None:
+    assert command("train", "--steps", 4, "--out", "run", "--sync", sync, *SMALL).code == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     said = command("train", "run/recipe.toml", "--dry-run")
     assert f"{result['messages'] // 4:,} messages, {result['bytes'] // 4:,} bytes" in said.out

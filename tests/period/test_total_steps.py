@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,23 @@ def test_workers_count_their_own_epochs_and_all_are_evaluated_together(tmp_path:
     last = {e["worker"]: e["epoch"] for e in events}
     assert last[3] > last[0], "the fast worker has begun more epochs of its own block"
     assert len({row["samples"] for row in run.result["workers"]}) > 2
+
+
+def test_events_stay_one_history_when_workers_have_taken_unequal_steps(tmp_path: Path) -> None:
+    """Each worker goes on from its own step: a fast one loses no line, and those of a lost attempt go."""
+    options = {"period": TotalSteps(3), "cluster": cluster(1, 1, 2, 4), "checkpoint_every": 6, "log_every": 1}
+
+    def lines(run: Path) -> list[tuple[Any, ...]]:
+        found = [e for e in read_events(run) if e["event"] in ("step", "end")]
+        return sorted((e["worker"], e["step"], e["rounds"], e["event"], e.get("loss", 0.0)) for e in found)
+
+    toy.train(MGRAWA(), **options, out=tmp_path / "whole")
+    toy.train(MGRAWA(), **options | {"steps": 15, "keep": 9}, out=tmp_path / "run")
+    os.rename(tmp_path / "run" / "checkpoints" / "step-15", tmp_path / "lost")
+    toy.train(MGRAWA(), **options, out=tmp_path / "run", resume=True)
+    resumed = {e["worker"]: e["step"] for e in read_events(tmp_path / "run") if e["event"] == "resume"}
+    assert resumed[3] > resumed[0], resumed
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
 
 
 def test_checkpoints_every_so_many_steps_of_the_average_worker(tmp_path: Path) -> None:

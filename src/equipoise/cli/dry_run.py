@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from ..comm.virtual import VirtualComm, World
@@ -11,6 +12,7 @@ from ..partition.share import with_speeds
 from ..period.every import Every
 from ..recipe import Recipe
 from ..sync.none import NoSync
+from ..sync.pull import GradientWeighted
 from ..vector import Flat
 
 
@@ -25,7 +27,9 @@ def forecast(recipe: Recipe) -> str:
 def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     flat = Flat(job.model())
     itemsize = flat.x.element_size()
-    sync = job.sync if workers > 1 else NoSync()
+    sync = copy.copy(job.sync) if workers > 1 else NoSync()
+    if isinstance(sync, GradientWeighted):
+        sync.fit(flat)  # a weight per layer travels too
     quiet, talking = (
         [
             sum(column)

@@ -14,12 +14,22 @@ def read_events(run: Path | str) -> list[dict[str, Any]]:
     half-written last line (a kill in mid-write) is left out too.
     """
     events: list[dict[str, Any]] = []
+    resumed: dict[int, int] = {}  # workers that say from which of their own steps they go on
     for line in (Path(run) / "events.jsonl").read_text().splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             continue
-        if event["event"] == "resume" and event["worker"] == 0:
-            events = [e for e in events if e["step"] <= event["step"] and e["event"] not in ("end", "stopped")]
+        # All of them say so before any writes another line: they meet first.
+        if event["event"] == "resume":
+            resumed[event["worker"]] = event["step"]
+        elif resumed:
+            events, resumed = _cut(events, resumed), {}
         events.append(event)
-    return events
+    return _cut(events, resumed) if resumed else events
+
+
+def _cut(events: list[dict[str, Any]], resumed: dict[int, int]) -> list[dict[str, Any]]:
+    """What had happened at a checkpoint. A worker that does not come back counts as the slowest that does."""
+    least = min(resumed.values())
+    return [e for e in events if e["step"] <= resumed.get(e["worker"], least) and e["event"] not in ("end", "stopped")]

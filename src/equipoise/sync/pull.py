@@ -17,6 +17,7 @@ from ..comm.base import Comm
 from ..comm.ledger import mean_cost
 from ..errors import UserError
 from ..method import option
+from ..vector import Flat
 from .base import Sync
 from .norms import SOURCES, Norms
 
@@ -58,10 +59,14 @@ class GradientWeighted(Sync):
     def levels(self, norms: torch.Tensor) -> torch.Tensor:
         """The norms that get a weight each, from those of the layers: one for the model, or one for each layer."""
 
+    def fit(self, flat: Flat) -> None:
+        """To a model with these layers: how many weights travel with it."""
+        self.weights = len(self.levels(torch.zeros(len(flat.slices))))
+
     def start(self) -> None:
         assert self.context.flat is not None
         self.norms = Norms(self.context, self.source, self.smoothing, self.examples, self.debias)
-        self.weights = len(self.levels(self.norms.smoothed[0]))
+        self.fit(self.context.flat)
         self.middle: torch.Tensor | None = None
         self.pace = self.since = 0  # this worker's steps in the last round and in this one
         self.own = torch.zeros(self.weights, dtype=torch.float64)  # its share of the last centre
