@@ -127,6 +127,39 @@ def test_sentences_of_other_lengths_are_joined() -> None:
     torch.testing.assert_close(rows_of(joined), rows, rtol=1e-9, atol=1e-11)
 
 
+def test_the_gradient_of_the_batch_saves_half_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S += 2 F - G, whatever the weights, also with an example that was carried over from the batch before."""
+    torch.manual_seed(3)
+    monkeypatch.setattr("equipoise.signal.layers._AXPY", 0)
+    model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
+    rows = models.gradients(model, inputs)
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    carried = seen(signal, model, inputs[:2]).take([1])
+    for view, true in ((seen(signal, model, inputs), rows), (carried.join(seen(signal, model, inputs[2:])), rows[1:])):
+        assert isinstance(view, Layers)
+        assert len(view.summed) == 2
+        for weights in (torch.ones(view.items), torch.arange(view.items), torch.randn(view.items).sign()):
+            vector = view.zeros()
+            view.add_to(vector, weights.double())
+            torch.testing.assert_close(vector, weights.double() @ true, rtol=1e-9, atol=1e-11)
+
+
+def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used() -> None:
+    """Accumulated before, or a penalty in the loss."""
+    model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    assert len(seen(signal, model, inputs).summed) == 2
+    with signal.watching(model, 6):  # on top of what is there
+        models.loss(model(inputs)).backward()
+    assert not signal.view().summed
+    for _ in range(2):  # the layers are looked at in turn
+        model.zero_grad()
+        with signal.watching(model, 6):
+            (models.loss(model(inputs)) + 1e-6 * sum(p.pow(2).sum() for p in model.parameters())).backward()
+        view = signal.view()
+    assert not view.summed
+
+
 class Bare(nn.Module):
     """A parameter that is in no layer, and a layer whose weight is used behind its back."""
 

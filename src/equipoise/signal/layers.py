@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ import torch.nn.functional as F
 
 from .base import View
 from .convolution import Convolved
-from .parts import Lookup, Made, Outer, Part
+from .parts import Lookup, Made, Outer, Part, Place
 
 # A pass over a vector in memory costs as much as so many multiplications each number, and a call as many as this.
 _PASS, _CALL = 8, 1 << 18
+_AXPY = 20  # the same for `S += G`, which reads two vectors and writes one
 
 
 class Layers(View):
@@ -32,6 +34,8 @@ class Layers(View):
         self.sizes = [1] * self.items
         self.whole: list[Part] = []
         self.streamed: list[Part] = []
+        self.summed: dict[Place, torch.Tensor] = {}  # sum_i g_i / scale over the items from `first` on, where it is known
+        self.first = 0
         self._plan_all(parts)
 
     @classmethod
@@ -88,9 +92,24 @@ class Layers(View):
         return found * self.scale[:, None] * other.scale[None]
 
     def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        """Where backward has left G, the sum of all, only the items with the rarer weight are multiplied:
+        F - R = 2 F - G for the sums F and R of the items with +1 and -1.
+        """
         weights = weights * self.scale
+        split = _split(weights, self.first) if self.summed else None
         for part in self.whole:
-            part.add_to(vector, weights)
+            known = self.summed.get(part.weight) if part.weight is not None and isinstance(part, Outer) else None
+            if split is None or known is None or not _pays(part, split):
+                part.add_to(vector, weights)
+                continue
+            common, rare, rest = split
+            assert part.weight is not None
+            vector[slice(*part.weight)].add_(known, alpha=common)
+            if len(rare):
+                some = part.with_tensors({name: t[rare] for name, t in part.tensors().items()})
+                replace(some, bias=None).add_to(vector, rest)
+            if part.bias is not None:
+                replace(part, weight=None).add_to(vector, weights)
 
     def regions(self) -> list[slice]:
         places = {place for part in self.streamed for place in part.places()}
@@ -134,7 +153,9 @@ class Layers(View):
         for one, two in zip(self.parts, later.parts, strict=True):
             mine, theirs = one.tensors(), two.tensors()
             parts.append(one.with_tensors({name: _cat(mine[name], theirs[name]) for name in mine}))
-        return Layers(parts, torch.cat([self.scale, later.scale]), self.dimension)
+        joined = Layers(parts, torch.cat([self.scale, later.scale]), self.dimension)
+        joined.summed, joined.first = later.summed, self.items + later.first
+        return joined
 
     def state(self) -> Any:
         parts = []
@@ -143,6 +164,23 @@ class Layers(View):
             plain = {n: v for n, v in vars(part).items() if n not in tensors}
             parts.append({"kind": type(part).__name__, **plain, **{n: t.clone() for n, t in tensors.items()}})
         return {"parts": parts, "scale": self.scale.clone(), "dimension": self.dimension}
+
+
+def _split(weights: torch.Tensor, first: int) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """The commonest weight of the items from `first` on, all items that have another one, and what they have beside it."""
+    values, counts = weights[first:].unique(return_counts=True)
+    common = values[counts.argmax()]
+    rest = weights.clone()
+    rest[first:] -= common
+    rare = rest.nonzero().flatten()
+    return float(common), rare, rest[rare]
+
+
+def _pays(part: Part, split: tuple[float, torch.Tensor, torch.Tensor]) -> bool:
+    """Are the products that are saved worth one more pass over memory?"""
+    assert isinstance(part, Outer)
+    count, t, _, _ = part.shape
+    return (count - len(split[1])) * t > _AXPY
 
 
 def ways_of(count: int, t: int, p: int, q: int) -> dict[str, int]:

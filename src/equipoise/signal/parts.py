@@ -67,21 +67,18 @@ class Outer(Part):
         if self.weight is not None:
             matrix = vector[slice(*self.weight)].view(q, p)
             # The smaller of the two intermediate results.
-            mapped, rest = (self.b @ matrix, self.a) if p < q else (self.a @ matrix.T, self.b)
-            found += (mapped * rest).sum((1, 2))
+            mapped, rest = (self.b @ matrix, self.a) if p <= q else (self.a @ matrix.T, self.b)
+            found += mapped.mul_(rest).sum((1, 2))
         if self.bias is not None:
             found += (self.b @ vector[slice(*self.bias)]).sum(1)
         return found
 
     def gram(self, other: Outer) -> torch.Tensor:
         mine, theirs = len(self.a), len(other.a)
-        by_b = self.b.flatten(0, 1) @ other.b.flatten(0, 1).T
-        by_a = torch.zeros_like(by_b)
+        table = self.b.flatten(0, 1) @ other.b.flatten(0, 1).T
         if self.weight is not None:
             by_a = self.a.flatten(0, 1) @ other.a.flatten(0, 1).T
-        if self.bias is not None:
-            by_a += 1.0
-        table = by_b * by_a
+            table *= by_a if self.bias is None else by_a.add_(1.0)  # a bias is a weight whose input is 1
         if self.a.shape[1] * other.a.shape[1] == 1:
             return table
         return table.view(mine, self.a.shape[1], theirs, other.a.shape[1]).sum((1, 3))
