@@ -25,9 +25,11 @@ def load_resharded(worker: Worker, states: list[dict[str, Any]]) -> None:
     first = worker.comm.rank == 0
     worker.clock.samples = sum(s["clock"]["samples"] for s in states) if first else 0
     totals = {key: sum(s["ledger"][key] for s in states) if first else 0 for key in ("messages", "bytes")}
-    worker.comm.ledger.load_state_dict(totals)
+    now = max(s["now"] for s in states)
+    last = next(s["ledger"] for s in states if s["now"] == now)  # its seconds are those of the run so far
+    worker.comm.ledger.load_state_dict(last | totals)
     if worker.comm.virtual:
-        worker.comm.now = max(s["now"] for s in states)  # type: ignore[misc]
+        worker.comm.now = now  # type: ignore[misc]
     worker.position.deal_left_overs([s["position"] for s in states])
     seed_worker(worker.job.seed + 7919 * worker.clock.step, worker.comm.rank)
 

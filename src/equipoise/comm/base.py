@@ -125,8 +125,8 @@ class Comm(ABC):
         """Everybody's small picklable value, by rank: for set-up and checkpoints, never counted."""
 
     @abstractmethod
-    def computed(self, examples: float) -> None:
-        """Tell the simulated clock that this worker has worked through so many examples."""
+    def computed(self, examples: float) -> float:
+        """Tell the simulated clock that this worker has worked through so many examples; the seconds that takes."""
 
     @property
     @abstractmethod

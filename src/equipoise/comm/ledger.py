@@ -1,4 +1,8 @@
-"""What a worker sent: messages and payload bytes. Headers, acknowledgements and retries are not payload."""
+"""What a worker sent, and where its time went.
+
+Messages and payload bytes: headers, acknowledgements and retries are not payload. Seconds are simulated where a cluster is
+described, and then all three together are the worker's simulated time; otherwise they are real.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,36 @@ from dataclasses import asdict, dataclass
 class Ledger:
     messages: int = 0
     bytes: int = 0
+    compute: float = 0.0  # seconds of gradient work,
+    wait: float = 0.0  # until the last member of a collective or the message of a neighbour was on its way,
+    communicate: float = 0.0  # and until it was there
     counting: bool = True
+    unsorted: float = 0.0  # seconds of `communicate` in which waiting may hide
 
     def record(self, messages: int, bytes: int) -> None:
         if self.counting:
             self.messages += messages
             self.bytes += bytes
 
-    def state_dict(self) -> dict[str, int]:
+    def sort_out(self, least: float) -> None:
+        """Of the unsorted seconds, whatever exceeds the `least` of all workers was waiting: the last to come waits for nobody."""
+        waited = self.unsorted - least
+        self.wait += waited
+        self.communicate -= waited
+        self.unsorted = 0.0
+
+    @property
+    def spent(self) -> dict[str, float]:
+        return {"compute": self.compute, "wait": self.wait, "communicate": self.communicate}
+
+    def state_dict(self) -> dict[str, float]:
         state = asdict(self)
         del state["counting"]
         return state
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.messages, self.bytes = state["messages"], state["bytes"]
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 def mean_cost(elements: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:

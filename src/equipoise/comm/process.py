@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -106,15 +107,21 @@ class ProcessComm(Comm):
         if self._board is not None:
             self._board[self.rank] = value
 
-    def computed(self, examples: float) -> None: ...
+    def computed(self, examples: float) -> float:
+        return 0.0
 
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         """Turn a failed call into an error that names the worker which is missing."""
         if self._heartbeat is not None:
             self._heartbeat.calls += 1
+        began = time.perf_counter()
         try:
             yield
+            if self.ledger.counting and call != "gather_objects":
+                spent = time.perf_counter() - began
+                self.ledger.communicate += spent
+                self.ledger.unsorted += spent  # the control points tell waiting from it
         except RuntimeError as error:
             raise self._diagnosis(call, error) from error
 

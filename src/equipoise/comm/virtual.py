@@ -11,6 +11,7 @@ import contextlib
 import pickle
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from ..errors import PeerLost, WorkerError
 from .base import Comm, Pending
+from .ledger import Ledger
 from .look import Look, in_one_place, look_cost
 from .network import Cluster
 
@@ -62,8 +64,9 @@ class _Abort(BaseException):
 
 
 class _Worker:
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, described: bool):
         self.rank = rank
+        self.described = described  # is its time that of a described cluster?
         self.baton = threading.Lock()
         self.baton.acquire()
         self.now = 0.0
@@ -74,6 +77,15 @@ class _Worker:
         self.rng: tuple[Any, ...] | None = None
         self.result: Any = None
         self.step = 0
+        self.ledger = Ledger()  # its comm's
+
+    def until(self, start: float, end: float) -> None:
+        """Wait for something that begins at `start`, and then for its end."""
+        if self.described:
+            waited = min(max(start - self.now, 0.0), end - self.now)
+            self.ledger.wait += waited
+            self.ledger.communicate += end - self.now - waited
+        self.now = end
 
 
 def _one_arena() -> None:
@@ -91,10 +103,10 @@ class World:
         self.cluster = cluster or Cluster.uniform(size)
         assert self.cluster.size == size
         self.size = size
-        self.workers = [_Worker(rank) for rank in range(size)]
+        self.workers = [_Worker(rank, self.cluster.described) for rank in range(size)]
         self.arrived: dict[int, Any] = {}
         self.meeting = ""
-        self.mail: dict[tuple[int, int, int], tuple[torch.Tensor, float]] = {}  # by source, target, number
+        self.mail: dict[tuple[int, int, int], tuple[torch.Tensor, float, float]] = {}  # by source, target, number
         self.sent: Counter[tuple[int, int]] = Counter()  # messages so far from a source to a target,
         self.asked: Counter[tuple[int, int]] = Counter()  # and how many of them the target has asked for
         self.link_free: dict[tuple[int, int], float] = {}
@@ -174,10 +186,13 @@ class World:
         if self.failure is None and ready and min(ready, key=lambda w: (w.now, w.rank)) is worker:
             return
         worker.rng = _swap_out()
+        began = time.perf_counter()
         self._pass_on()
         worker.baton.acquire()
         if self.failure is not None:
             raise _Abort
+        if not worker.described and worker.ledger.counting:
+            worker.ledger.wait += time.perf_counter() - began  # the others' turns
         _swap_in(worker.rng)
 
 
@@ -194,6 +209,7 @@ class VirtualComm(Comm):
     def __init__(self, world: World, worker: _Worker):
         super().__init__(worker.rank, world.size)
         self._world, self._worker = world, worker
+        worker.ledger = self.ledger
 
     @property
     def now(self) -> float:
@@ -203,8 +219,13 @@ class VirtualComm(Comm):
     def now(self, value: float) -> None:
         self._worker.now = value
 
-    def computed(self, examples: float) -> None:
-        self._worker.now += self._world.cluster.compute(self.rank, examples)
+    def computed(self, examples: float) -> float:
+        seconds = self._world.cluster.compute(self.rank, examples)
+        if self.ledger.counting:
+            self._worker.now += seconds
+            if self._worker.described:
+                self.ledger.compute += seconds
+        return seconds
 
     def _meet(self, kind: str, payload: Any, combine: Callable[[list[Any]], list[Any]], seconds: float) -> Any:
         """Wait for everybody; the last to come combines. The meeting ends `seconds` after the last arrival."""
@@ -222,11 +243,11 @@ class VirtualComm(Comm):
         if len(world.arrived) == self.size:
             parts = [world.arrived[rank] for rank in range(self.size)]
             world.arrived = {}
-            end = max(w.now for w in world.workers) + seconds
+            start = max(w.now for w in world.workers)
             for w, result in zip(world.workers, combine(parts), strict=True):
                 w.result, w.ready = result, True
                 if self.ledger.counting:
-                    w.now = end
+                    w.until(start, start + seconds)
         else:
             me.ready, me.waits_for = False, f"in {kind}"
         world.switch(me)
@@ -312,7 +333,7 @@ class VirtualComm(Comm):
                 world.link_free[self.rank, peer] = arrival
             number = world.sent[self.rank, peer]
             world.sent[self.rank, peer] += 1
-            world.mail[self.rank, peer, number] = copies[id(tensor)], arrival
+            world.mail[self.rank, peer, number] = copies[id(tensor)], self.now, arrival
             target = world.workers[peer]
             if (self.rank, number) in target.wanted:
                 target.wanted.discard((self.rank, number))
@@ -353,10 +374,10 @@ class _Receiving(Pending):
             me.ready = False
             me.waits_for = f"for a message from {sorted(peer for peer, _ in me.wanted)}"
         world.switch(me)
-        found = {}
+        found, last = {}, (0.0, 0.0)
         for peer, number in numbers.items():
             tensor = self.incoming[peer]
-            message, arrival = world.mail.pop((peer, comm.rank, number))
+            message, departure, arrival = world.mail.pop((peer, comm.rank, number))
             if message.shape != tensor.shape or message.dtype != tensor.dtype:
                 raise WorkerError(
                     f"worker {comm.rank} expected {tuple(tensor.shape)} {tensor.dtype} from worker {peer} and got "
@@ -365,8 +386,9 @@ class _Receiving(Pending):
                     comm.step,
                 )
             found[peer] = message.view(-1)
-            if comm.ledger.counting:
-                me.now = max(me.now, arrival)
+            last = max(last, (arrival, departure))
+        if comm.ledger.counting and last[0] > me.now:
+            me.until(last[1], last[0])
         return found
 
     def release(self) -> None: ...

@@ -82,13 +82,15 @@ class Control:
         return int(table[:, 0].max())
 
     def _meet(self, loss: float) -> torch.Tensor:
-        """A row per worker: signal, seconds, simulated seconds, loss, seconds per step, steps, samples."""
+        """A row per worker: signal, seconds, simulated seconds, loss, seconds per step, steps, samples, unsorted seconds."""
         clock, job = self.worker.clock, self.job
         signal = job.stop.code if job.stop.is_set() else 0
         per_step = (time.monotonic() - self.started) / max(1, clock.step)
-        mine = [signal, clock.seconds, self.comm.now, loss, per_step, clock.step, clock.samples]
+        ledger = self.comm.ledger
+        mine = [signal, clock.seconds, self.comm.now, loss, per_step, clock.step, clock.samples, ledger.unsorted]
         with self.comm.uncounted():
             table = self.comm.gather(torch.tensor(mine, dtype=torch.float64))
+        ledger.sort_out(float(table[:, 7].min()))
         self.worker.pace.met(table[:, 5], table[:, 6])
         self.used = float(table[:, 2].max() if job.described else table[:, 1].max())
         return table

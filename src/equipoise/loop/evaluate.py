@@ -173,6 +173,8 @@ def health(worker: Worker) -> dict[str, float]:
 def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The result and the mean model with the buffers it was evaluated with: the same on every worker."""
     clock, comm = worker.clock, worker.comm
+    with comm.uncounted():
+        comm.ledger.sort_out(float(comm.gather(torch.tensor(comm.ledger.unsorted, dtype=torch.float64)).min()))
     models = {} if stopped else evaluate(worker, ("local", "mean", "centre"))
     with comm.uncounted():
         mean = vector_of(worker, "mean")
@@ -191,6 +193,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
         "bytes": comm.ledger.bytes,
         "seconds": clock.seconds,
         "simulated_seconds": comm.now if worker.job.described else None,
+        **comm.ledger.spent,
     }
     rows = comm.gather_objects(own)
     result = {

@@ -109,10 +109,13 @@ class Worker:
         clock.due = self.talks and due
         self.comm.step = clock.step + 1
         kept = [b.clone() for b in self.model.buffers()] if job.nonfinite == "skip" else []
-        began, now = time.perf_counter(), self.comm.now
+        began = time.perf_counter()
         self.context.loss = loss = backward(self, indices)
-        self.comm.computed(len(indices) * self.cost)
-        clock.busy += self.comm.now - now if self.comm.virtual else time.perf_counter() - began
+        spent = time.perf_counter() - began
+        simulated = self.comm.computed(len(indices) * self.cost)
+        clock.busy += simulated if self.comm.virtual else spent
+        if not job.described:
+            self.comm.ledger.compute += spent
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
         if not healthy(self, loss, g, indices):
             clock.batch = 0

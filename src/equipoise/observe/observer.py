@@ -65,6 +65,7 @@ class Observer:
             "bytes": comm.ledger.bytes,
             "seconds": round(clock.seconds, 6),
             "simulated_seconds": round(comm.now, 9) if self.job.described else None,
+            **{name: round(seconds, 9) for name, seconds in comm.ledger.spent.items()},
             "time": round(time.time(), 3),
             **fields,
         }
