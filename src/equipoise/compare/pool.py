@@ -112,9 +112,9 @@ def ask_to_end(one: Active, hard: bool) -> None:
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[list[int]]:
+def stop_requests() -> Iterator[list[signal.Signals]]:
     """The signals that have come so far."""
-    found: list[int] = []
+    found: list[signal.Signals] = []
     before = {}
     with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
         for number in _SIGNALS:

@@ -34,7 +34,7 @@ class Spread(NamedTuple):
 
     mean: float
     deviation: float
-    count: int
+    size: int
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
@@ -45,12 +45,12 @@ class Spread(NamedTuple):
         return cls(statistics.fmean(found), deviation, len(found))
 
     def words(self, kind: str = "number") -> str:
-        if not self.count:
+        if not self.size:
             return "-"
         scale, unit = byte_unit(self.mean) if kind == "bytes" else (1.0, "")
         digits = 0 if abs(self.mean / scale) >= 1000 else max(0, 2 - _exponent(self.mean / scale))
         text = f"{self.mean / scale:,.{min(digits, 4)}f}"
-        if self.count > 1:
+        if self.size > 1:
             text += f" ± {self.deviation / scale:,.{min(digits, 4)}f}"
         return text + unit
 
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def finished(self) -> bool:
-        return self.metric.count > 0
+        return self.metric.size > 0
 
 
 def measure_of(tasks: list[Task]) -> Measure:

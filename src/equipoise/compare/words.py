@@ -113,9 +113,9 @@ def _by_metric(rows: list[Row], measure: Measure) -> str:
 
 def within_spread(one: Spread, two: Spread) -> bool:
     """Is the difference of two means smaller than two standard errors of it? Not known for single seeds: then False."""
-    if min(one.count, two.count) < 2:
+    if min(one.size, two.size) < 2:
         return False
-    error = math.sqrt(one.deviation**2 / one.count + two.deviation**2 / two.count)
+    error = math.sqrt(one.deviation**2 / one.size + two.deviation**2 / two.size)
     return abs(one.mean - two.mean) < 2.0 * error
 
 
