@@ -121,7 +121,15 @@ def test_dump_and_load_every_setting(tmp_path: Path) -> None:
                 "warmup": 0.1,
                 "out": "x",
             },
-            **{"checkpoint_every": 7, "keep": 3, "evaluate_every": 2, "log_every": 5, "tensorboard": True, "slow": "2"},
+            **{
+                "checkpoint_every": 7,
+                "keep": 3,
+                "evaluate_every": 2,
+                "log_every": 5,
+                "tensorboard": True,
+                "slow": "2",
+                "until": "loss=0.3",
+            },
         }
     )
     from equipoise.settings import SETTINGS

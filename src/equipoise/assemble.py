@@ -21,6 +21,7 @@ from .errors import UserError, did_you_mean
 from .launch.current import under_torchrun
 from .loop.job import Job, Length
 from .loop.schedule import Schedule
+from .loop.until import Until
 from .method import Plain
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         length=length,
         optimizer=optimizer,
         scheduler=scheduler,
+        until=Until.parse(plain["until"]) if plain["until"] is not None else None,
         **{axis: found[axis] for axis in ("partition", "order", "batch", "period", "sync")},
         **{name: plain[name] for name in ("buffers", "seed", "drop_last", "micro", "clip", "sam", "nonfinite")},
         slow=factors(plain["slow"]) if plain["slow"] is not None else None,

@@ -43,6 +43,7 @@ MODELS = {
     "tsv": "lstm",
 }
 _WORKERS = 4
+DEFAULT_EPOCHS = 100.0  # where a target is all that is said of a run's length
 
 
 class Choice(NamedTuple):
@@ -134,8 +135,8 @@ class Recipe:
                 found["workers"] = Cluster.load(found["cluster"]).size
         if found["virtual"] is None:
             found["virtual"] = found["cluster"] is not None
-        if all(found[name] is None for name in LENGTHS):
-            found["epochs"] = 1.0
+        if all(found[name] is None for name in LENGTHS if name != "until"):
+            found["epochs"] = 1.0 if found["until"] is None else DEFAULT_EPOCHS
         if found["lr"] is None:
             found["lr"] = 0.1 if found["optimizer"] == "sgd" else 0.001
         return found

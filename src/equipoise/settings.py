@@ -54,13 +54,14 @@ _TABLE = [
         "epochs",
         float,
         None,
-        "passes over the data (default: 1 if nothing else ends the run)",
+        "passes over the data (default: 1 if nothing else ends the run, 100 if a target does)",
         _LENGTH,
         above=0,
     ),
     Setting("steps", int, None, "optimizer steps", _LENGTH, least=1),
     Setting("samples", int, None, "examples consumed by all workers", _LENGTH, least=1),
     Setting("budget", str, None, "time, such as 90s or 10m; simulated time with --cluster", _LENGTH),
+    Setting("until", str, None, "a target, such as accuracy=0.85 or loss=0.3, at an evaluation", _LENGTH),
     Setting("seed", int, 0, "seed of everything that is drawn", _STEP, least=0),
     Setting("micro", int, None, "most examples per forward pass; larger batches are accumulated", _STEP, least=1),
     Setting("clip", float, None, "clip the gradient to this norm", _STEP, above=0),
@@ -94,13 +95,13 @@ _TABLE = [
     Setting("out", str, None, "folder of the run (default: runs/DATA-SYNC-N)", _OUT),
     Setting("checkpoint_every", int, None, "steps between checkpoints (default: every epoch)", _OUT, least=1),
     Setting("keep", int, 2, "checkpoints to keep", _OUT, least=1),
-    Setting("evaluate_every", int, 1, "epochs between evaluations", _OUT, least=1),
+    Setting("evaluate_every", float, 1.0, "epochs between evaluations; 0.25: four in each", _OUT, above=0),
     Setting("log_every", int, 10, "steps between logged ones", _OUT, least=1),
     Setting("tensorboard", bool, False, "write scalars for TensorBoard too", _OUT),
 ]
 
 SETTINGS = {setting.name: setting for setting in _TABLE}
-LENGTHS = ("epochs", "steps", "samples", "budget")
+LENGTHS = ("epochs", "steps", "samples", "budget", "until")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 

@@ -8,7 +8,7 @@ from ..errors import CheckpointError
 
 # What may change between a stop and a resume without changing what the run means.
 FREE = (
-    *("epochs", "steps", "samples", "budget", "workers", "virtual", "deterministic", "timeout"),
+    *("epochs", "steps", "samples", "budget", "until", "workers", "virtual", "deterministic", "timeout"),
     *("checkpoint_every", "keep", "log_every", "evaluate_every", "tensorboard", "out", "micro", "nonfinite"),
 )
 

@@ -113,6 +113,7 @@ def state_of(worker: Worker) -> dict[str, Any]:
         "clock": worker.clock.state_dict(),
         "ledger": worker.comm.ledger.state_dict(),
         "now": worker.comm.now,
+        "reached": worker.control.reached,
         "position": worker.position.state_dict(),
         **{axis: getattr(worker, axis).state_dict() for axis in ("order", "batch", "period", "sync")},
     }
@@ -130,6 +131,7 @@ def load_worker(worker: Worker, path: Path) -> None:
     load_trained(worker, state, state["classes"])
     worker.clock.load_state_dict(state["clock"])
     worker.comm.ledger.load_state_dict(state["ledger"])
+    worker.control.reached = state.get("reached")
     if worker.comm.virtual:
         worker.comm.now = state["now"]  # type: ignore[misc]
     for axis in ("order", "batch", "period", "sync"):

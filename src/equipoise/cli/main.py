@@ -15,8 +15,10 @@ from .parser import Parser, closest
 COMMANDS = {
     "demo": "a first run: bundled digits, 4 workers, a page with pictures; no arguments, no download",
     "train": "train by a recipe: a TOML file, flags, or both",
+    "compare": "run several choices with several seeds and say what wins, by how much and why",
     "resume": "go on with a run that was stopped, or longer than it was",
     "report": "write a page with the numbers and pictures of a run",
+    "cite": "BibTeX for what runs have used",
     "partition": "divide a data set by the workers' speeds, audit the division, compare several",
     "flatness": "measure how flat the loss is around the model of a run",
     "topology": "inspect and draw a topology: its edges, spectral gap, diameter",

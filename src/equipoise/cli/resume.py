@@ -75,6 +75,8 @@ def finished(result: dict[str, Any], plain: dict[str, Any]) -> bool:
         used = result["seconds"] if result["simulated_seconds"] is None else result["simulated_seconds"]
         if used >= duration(plain["budget"], "budget"):
             return True
+    if plain["until"] is not None and result.get("reached") is not None:
+        return True
     limits = {name: plain[name] for name in ("epochs", "steps", "samples") if plain[name] is not None}
     return any(result[name] >= limit for name, limit in limits.items())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from ..comm.base import Comm
 from ..errors import WorkerError
 from ..vector import Flat, digest
+from .until import standing
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -39,7 +40,7 @@ def make_equal(comm: Comm, model: nn.Module, flat: Flat) -> None:
 
 
 class Control:
-    """Decides together, every few steps, whether to stop: a signal, a budget. Progress is reported at the same points."""
+    """Decides together, every few steps, whether to stop: a signal, a budget, a target. Progress is reported at the same points."""
 
     def __init__(self, worker: Worker):
         self.worker, self.comm, self.job = worker, worker.comm, worker.job
@@ -47,16 +48,28 @@ class Control:
         self.next = 1
         self.losses: list[float] = []
         self.used = 0.0  # of the budget, as far as all workers know
+        self.reached: dict[str, Any] | None = None  # where the target was met; a checkpoint keeps it
 
     def begin(self) -> None:
         """Agree on where a checkpoint has left off."""
         if self.job.resume is not None:
             self._meet(math.nan)
+        if self.reached is not None and self.job.until != (self.reached["metric"], self.reached["target"]):
+            self.reached = None  # a target of an earlier part of this run
 
     def over(self) -> bool:
         """Has the run reached its length? Every worker computes the same answer."""
         length = self.job.length
+        if self.reached is not None:
+            return True
         return (length.budget is not None and self.used >= length.budget) or self.worker.pace.reached(length)
+
+    def judge(self, models: dict[str, dict[str, float]]) -> bool:
+        """After an evaluation, which gives all workers the same numbers: is the target met?"""
+        until = self.job.until
+        if self.reached is None and until is not None and until.met(models):
+            self.reached = standing(self.worker, until)
+        return self.reached is not None
 
     def after(self, loss: float) -> int:
         """After a step: 0, or the exit code of the signal on which all workers agreed to stop."""

@@ -176,6 +176,8 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
     with comm.uncounted():
         comm.ledger.sort_out(float(comm.gather(torch.tensor(comm.ledger.unsorted, dtype=torch.float64)).min()))
     models = {} if stopped else evaluate(worker, ("local", "mean", "centre"))
+    if not stopped:
+        worker.control.judge(models)
     with comm.uncounted():
         mean = vector_of(worker, "mean")
         assert mean is not None
@@ -206,6 +208,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
         "seconds": max(r["seconds"] for r in rows),
         "simulated_seconds": max(r["simulated_seconds"] for r in rows) if worker.job.described else None,
         "models": models,
+        "reached": worker.control.reached,
         "consensus": watched["consensus"],
         "health": watched,
         "params_sha256": digest(mean),

@@ -25,6 +25,7 @@ from ..period.base import Period
 from ..period.every import Every
 from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
+from .until import Until
 
 BUFFER_POLICIES = ("local", "average", "recompute")
 
@@ -100,6 +101,7 @@ class Job:
     micro: int | None = None  # most examples per forward pass; larger batches are accumulated
     clip: float | None = None
     sam: float | None = None  # radius of sharpness-aware minimisation
+    until: Until | None = None  # a target that ends the run before its length
     slow: list[float] | None = None  # how many times longer each worker takes for a gradient than it must
     autocast: torch.dtype | None = None
     nonfinite: str = "stop"
@@ -108,7 +110,7 @@ class Job:
     resume: Path | None = None  # a checkpoint folder
     checkpoint_every: int | None = None  # steps; None: at the end of each epoch
     keep: int = 2
-    evaluate_every: int = 1  # epochs
+    evaluate_every: float = 1.0  # epochs
     log_every: int = 10
     fingerprint: dict[str, Any] = field(default_factory=dict)  # the choices that a checkpoint must agree with
     blocks: list[np.ndarray] | None = None  # the partition, where it was computed before the workers started

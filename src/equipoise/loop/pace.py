@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,11 @@ import torch
 if TYPE_CHECKING:
     from .job import Length
     from .worker import Worker
+
+
+def multiples(epochs: float, every: float) -> int:
+    """How many times `every` fits into `epochs`; a part of an epoch is rarely an exact float."""
+    return math.floor(epochs / every + 1e-9)
 
 
 class Pace(ABC):
@@ -39,8 +45,8 @@ class Pace(ABC):
         """Has a multiple of `every` steps been reached since the last meeting?"""
 
     @abstractmethod
-    def epoch_passed(self, every: int) -> bool:
-        """Has a multiple of `every` epochs ended since the last meeting?"""
+    def epoch_passed(self, every: float) -> bool:
+        """Has a multiple of `every` epochs been reached since the last meeting?"""
 
     @abstractmethod
     def reached(self, length: Length) -> bool:
@@ -67,8 +73,11 @@ class Lockstep(Pace):
     def step_passed(self, every: int) -> bool:
         return self.worker.clock.step % every == 0
 
-    def epoch_passed(self, every: int) -> bool:
-        return self.worker.position.steps_left == 0 and (self.worker.clock.epoch + 1) % every == 0
+    def epoch_passed(self, every: float) -> bool:
+        position, epoch = self.worker.position, self.worker.clock.epoch
+        done = position.part_done
+        before = done - position.drawn / (position.before + sum(position.lengths))
+        return multiples(epoch + (1.0 if position.steps_left == 0 else done), every) > multiples(epoch + before, every)
 
     def reached(self, length: Length) -> bool:
         clock, position = self.worker.clock, self.worker.position
@@ -94,7 +103,7 @@ class OwnPace(Pace):
     def __init__(self, worker: Worker):
         super().__init__(worker)
         self._steps = self._samples = 0  # of all workers at the last meeting,
-        self._before = (0, 0)  # average steps and whole epochs at the one before,
+        self._before = (0, 0.0)  # average steps and epochs at the one before,
         self._own = 0  # and this worker's steps at the last one
 
     @property
@@ -106,8 +115,8 @@ class OwnPace(Pace):
         return self._steps // self.worker.comm.size
 
     @property
-    def epochs(self) -> int:
-        return self._samples // len(self.worker.job.train)
+    def epochs(self) -> float:
+        return self._samples / len(self.worker.job.train)
 
     def ahead(self, step: int) -> float:
         return self._steps / self.worker.comm.size + (step - self._own)
@@ -115,8 +124,8 @@ class OwnPace(Pace):
     def step_passed(self, every: int) -> bool:
         return self.steps // every > self._before[0] // every
 
-    def epoch_passed(self, every: int) -> bool:
-        return self.epochs // every > self._before[1] // every
+    def epoch_passed(self, every: float) -> bool:
+        return multiples(self.epochs, every) > multiples(self._before[1], every)
 
     def reached(self, length: Length) -> bool:
         return (

@@ -48,6 +48,7 @@ class Position:
             raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
         self.consumed = 0  # by all workers since the run began
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
+        self.drawn = 0  # by all workers in the last step
         self.positions: np.ndarray | None = None  # in this worker's block; None while left-overs of a resume are dealt
         self.begin(0)
 
@@ -90,12 +91,14 @@ class Position:
         assert steps > 0, "the epoch is over"
         start = self.taken[self.context.rank]
         sizes = self.batch.sizes()
+        before = sum(self.taken)
         for rank in self.counted:
             left = self.lengths[rank] - self.taken[rank]
             count = min(sizes[rank], left if self.drop_last else max(left - (steps - 1), min(left, 1)))
             self.taken[rank] += count
             # Whoever is not counted is taken to go on alike, until a round tells.
             self.consumed += count * len(self.blocks) // len(self.counted)
+        self.drawn = sum(self.taken) - before
         stop = self.taken[self.context.rank]
         places = self.positions[start:stop] if self.positions is not None else None
         return self.sequence[start:stop], places

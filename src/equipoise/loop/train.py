@@ -24,10 +24,12 @@ from ..partition.base import Partition
 from ..partition.iid import IID
 from ..period.base import Period
 from ..period.every import Every
+from ..recipe import DEFAULT_EPOCHS
 from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
 from ..sync.periodic_average import PeriodicAverage
 from .job import Job, Length
+from .until import Until
 from .worker import Worker
 
 
@@ -58,6 +60,7 @@ def train(
     steps: int | None = None,
     samples: int | None = None,
     budget: float | str | None = None,
+    until: str | None = None,
     partition: Partition | None = None,
     order: Order | None = None,
     batch: Batch | int | None = None,
@@ -82,6 +85,8 @@ def train(
     data: `(inputs, targets)` tensors or a map-style Dataset of such pairs; `test` likewise, for evaluation.
     optimizer: a function from parameters to any `torch.optim` optimizer; SGD with lr 0.1 if left out.
     epochs, steps, samples, budget: when to stop, whichever comes first; one epoch if none is given.
+    until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it; evaluations
+        take place every `evaluate_every` epochs (0.25: four times in each). `result["reached"]` says where and at what cost.
     virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are used.
     out: a folder for events, checkpoints and the result; `resume=True` goes on from its newest checkpoint.
     options: `buffers`, `micro`, `clip`, `autocast`, `nonfinite`, `drop_last`, `checkpoint_every`, `keep`, `evaluate_every`,
@@ -101,7 +106,7 @@ def train(
     if isinstance(cluster, (str, Path)):
         cluster = Cluster.load(cluster)
     if epochs is steps is samples is budget is None:
-        epochs = 1
+        epochs = 1 if until is None else DEFAULT_EPOCHS
     period = Every(period) if isinstance(period, int) else period
     if sync is None:
         # A period that is given asks for rare rounds, which gradients cannot have.
@@ -121,6 +126,7 @@ def train(
         batch=batch if isinstance(batch, Batch) else Fixed(batch if batch is not None else 32),
         period=period or Every(),
         sync=sync,
+        until=Until.parse(until) if until is not None else None,
         seed=seed,
         folder=Path(out) if out is not None else None,
         quiet=not progress,

@@ -157,7 +157,10 @@ class Worker:
             return
         ended = self.control.over()
         if pace.epoch_passed(job.evaluate_every) and not (ended or stopped):
-            self.observer.evaluated(evaluate(self, ("mean", "centre")), health(self))
+            models = evaluate(self, ("mean", "centre"))
+            ended = self.control.judge(models)
+            if not ended:  # the end evaluates by itself
+                self.observer.evaluated(models, health(self))
         due = pace.step_passed(job.checkpoint_every) if job.checkpoint_every is not None else pace.epoch_passed(1)
         if not (due or ended or stopped):
             return

@@ -1,0 +1,1 @@
+"""Which combination wins: a grid of recipes, run in parallel, resumable, ranked, and explained."""
