@@ -76,8 +76,12 @@ function draw() {
 
   function pictures() {
     for (const about of data.accounts) {
-      bars(about.id + "-bars", about.workers.map((w) => "worker " + w), data.kinds.map((name, k) => ({ name, values: about.totals.map((row) => row[k]) })), data.kindColours, about.clock);
-      strips(about.id + "-strips", about);
+      if (about.detailed) bars(about.id + "-bars", about.workers.map((w) => "worker " + w), data.kinds.map((name, k) => ({ name, values: about.totals.map((row) => row[k]) })), data.kindColours, about.clock);
+      if (about.detailed) strips(about.id + "-strips", about);
+    }
+    if (data.accounts.length > 1) {
+      const mean = (about, k) => about.totals.reduce((sum, row) => sum + row[k], 0) / about.totals.length;
+      bars("time-all", data.accounts.map((about) => about.name), data.kinds.map((name, k) => ({ name, values: data.accounts.map((about) => mean(about, k)) })), data.kindColours, "seconds per worker");
     }
     for (const about of data.classes) {
       const classes = about.counts[0].map((_, c) => ({ name: "class " + c, values: about.counts.map((row) => row[c]) }));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import html
 import importlib.util
@@ -13,28 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .curves import AXES, streams
 from .html import asset, document, folded, table
+from .payload import COLOURS, WORDS, payload
 from .runs import Loaded, load_runs, say
 from .sections import citations, topologies
 from .tables import ends, recipes, worker_rows
-from .workers import KINDS, accounts, class_counts
 
 Table = tuple[list[str], list[list[str]]]
 
-# Told apart by colour-blind eyes, and readable on white and on black.
-_COLOURS = ["#3b82c4", "#d9722e", "#2a9d6f", "#b5559c", "#b8961e", "#6b6fd6", "#d1495b", "#3f9fa0", "#8d6e53", "#7a8794"]
-_KIND_COLOURS = ["#3b82c4", "#d9a441", "#b5559c"]
-_CLASSES = 20  # more colours than these nobody can tell apart
-_WORDS = {
-    "Training loss": "Mean over workers since the last point; the band is from least to most.",
-    "Test accuracy": "On the test data: solid for the mean of the workers' models, dashed for the centre.",
-    "Test loss": "On the test data: solid for the mean of the workers' models, dashed for the centre.",
-    "Consensus": "Root mean square distance of the workers' models from their mean.",
-    "Learning rate": "As the optimizer used it.",
-    "Batch size": "Examples per step of all workers; points: the gradient noise scale, where a rule measured it.",
-    "Herding": "Largest prefix of centred gradients of an epoch, as a part of a random order's (dotted: 1).",
-}
 NO_PLOTLY = "no curves: they need plotly (pip install plotly), then write the page again"
 
 
@@ -70,6 +57,7 @@ def library() -> Path | None:
 
 
 def page(runs: list[Loaded], *, title: str = "", sentence: str = "", front: Table | None = None) -> str:
+    graphs = topologies(runs)  # first: what cannot be drawn becomes a note
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs side by side")
     parts = [f"<h1>{html.escape(title)}</h1>"]
     if sentence:
@@ -85,61 +73,10 @@ def page(runs: list[Loaded], *, title: str = "", sentence: str = "", front: Tabl
         parts.append(f'<p class="note">{html.escape(NO_PLOTLY)}</p>')
     elif data["plots"]:
         parts += _figures(data)
-    parts += [*_ends(runs), *topologies(runs), *_recipes(runs), *citations(runs)]
+    parts += [*_ends(runs), *graphs, *_recipes(runs), *citations(runs)]
     if script is not None and data["plots"]:
         parts += _scripts(script, data)
     return document(title, parts)
-
-
-def payload(runs: list[Loaded]) -> dict[str, Any]:
-    """Everything that the page draws, as plain data."""
-    plots: dict[str, list[dict[str, Any]]] = {name: [] for name in _WORDS}
-    places, used = [], set()
-    for number, run in enumerate(runs):
-        found = streams(run)
-        places.append({"name": run.name, "streams": [stream.axes for stream in found]})
-        for k, stream in enumerate(found):
-            used |= set(stream.axes)
-            for line in stream.lines:
-                name = ", ".join(word for word in (run.name if len(runs) > 1 else "", line.name) if word)
-                about = {"run": number, "stream": k, "name": name or run.name, "style": line.style}
-                plots[line.plot].append({**about, "y": [_short(v) for v in line.values]})
-    return {
-        "runs": places,
-        "axes": [{"key": key, "label": label} for key, label in AXES.items() if key in used],
-        "plots": [_plot(k, name, lines) for k, (name, lines) in enumerate(plots.items()) if lines],
-        "accounts": [{"id": f"time-{k}", "name": r.name, **a} for k, r in enumerate(runs) if (a := accounts(r))],
-        "classes": _classes(runs),
-        "kinds": list(KINDS),
-        "colours": _COLOURS,
-        "kindColours": _KIND_COLOURS,
-        "classColours": [c + shade for shade in ("", "80") for c in _COLOURS],
-    }
-
-
-def _plot(k: int, name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    more: dict[str, Any] = {"reference": 1.0, "zero": True} if name == "Herding" else {}
-    if name == "Batch size":
-        more["log"] = any(line["style"] == "points" for line in lines)
-    return {"id": f"plot-{k}", "title": name, "lines": lines, **more}
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
-
-
-def _classes(runs: list[Loaded]) -> list[dict[str, Any]]:
-    """Each partition once, with the names of the runs that had it."""
-    found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        counts = class_counts(run)
-        if counts is None or not counts[0]:
-            continue
-        if len(counts[0]) > _CLASSES:
-            counts = [[*row[: _CLASSES - 1], sum(row[_CLASSES - 1 :])] for row in counts]
-        about = found.setdefault(json.dumps(counts), {"id": f"classes-{len(found)}", "counts": counts, "runs": []})
-        about["runs"].append(run.name)
-    return list(found.values())
 
 
 def _figures(data: dict[str, Any]) -> list[str]:
@@ -147,7 +84,7 @@ def _figures(data: dict[str, Any]) -> list[str]:
         f'<button aria-pressed="{str(i == 0).lower()}">{a["label"]}</button>' for i, a in enumerate(data["axes"])
     )
     names = "".join(
-        f'<button aria-pressed="true"><span class="dot" style="background:{_COLOURS[i % len(_COLOURS)]}"></span>'
+        f'<button aria-pressed="true"><span class="dot" style="background:{COLOURS[i % len(COLOURS)]}"></span>'
         f"{html.escape(run['name'])}</button>"
         for i, run in enumerate(data["runs"])
     )
@@ -158,13 +95,18 @@ def _figures(data: dict[str, Any]) -> list[str]:
         f'<button id="scale" aria-pressed="false">log scale</button></div>'
         f'<div class="row runs" id="runs"{hidden}>{names}</div></div>',
         '<div class="plots">',
-        *(_card(plot["title"], _WORDS[plot["title"]], plot["id"]) for plot in data["plots"]),
+        *(_card(plot["title"], WORDS[plot["title"]], plot["id"]) for plot in data["plots"]),
         "</div>",
         "<h2>Where the workers' time went</h2>",
     ]
     if data["accounts"]:
         parts.append('<div class="plots">')
+        if len(data["accounts"]) > 1:
+            words = "Mean over workers of each run."
+            parts.append(_card("All runs", words, "time-all", max(12, 1.7 * len(data["accounts"]) + 7)))
         for about in data["accounts"]:
+            if not about["detailed"]:
+                continue
             left = f" The first {len(about['strips'])} workers." if about["left"] else ""
             tall = max(12, 1.7 * len(about["workers"]) + 7)
             parts.append(_card(about["name"], f"In all, {about['clock']}.", about["id"] + "-bars", tall))
@@ -190,11 +132,15 @@ def _card(title: str, words: str, name: str, tall: float | None = None) -> str:
     )
 
 
+@functools.cache
+def _packed(script: Path) -> str:
+    return base64.b64encode(gzip.compress(script.read_bytes(), 9, mtime=0)).decode()
+
+
 def _scripts(script: Path, data: dict[str, Any]) -> list[str]:
-    packed = base64.b64encode(gzip.compress(script.read_bytes(), 9, mtime=0)).decode()
     inside = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return [
-        f'<script type="text/plain" id="library">{packed}</script>',
+        f'<script type="text/plain" id="library">{_packed(script)}</script>',
         f'<script type="application/json" id="data">{inside}</script>',
         f"<script>\n{asset('page.js')}</script>",
     ]

@@ -54,7 +54,7 @@ def recipes(runs: list[Loaded]) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for key, value in recipe.items():
         if isinstance(value, dict):
             found |= {key if name == "name" else f"{key}.{name}": str(v) for name, v in value.items()}
