@@ -96,7 +96,9 @@ def test_herding_is_in_the_events_and_in_the_pictures(tmp_path: object) -> None:
     values = [e["health"]["herding"] for e in run.events if e["event"] == "evaluate"]
     assert len(values) == 4
     assert all(0 < value < 3 for value in values)
-    from equipoise.report.figures import herding
+    from equipoise.report.curves import streams
+    from equipoise.report.runs import load_run
 
-    rows = herding(run.events)
-    assert [epoch for epoch, _ in rows] == [1, 2, 3, 4]
+    assert run.folder is not None
+    drawn = [line.values for s in streams(load_run(run.folder)) for line in s.lines if line.plot == "Herding"]
+    assert drawn == [values]

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     from ..report.page import write_page
 
-    for path in write_page(done.folder):
+    for path in write_page([done.folder]):
         print(f"written: {path}")
     print("next: the same, on data that is spread unevenly, with another page to compare:")
     print(f"  equipoise train {shlex.quote(str(done.folder / 'recipe.toml'))} --partition sorted --out runs/uneven")

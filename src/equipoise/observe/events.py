@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+_FIELDS = ("event", "worker", "step")
+
 
 def read_events(run: Path | str) -> list[dict[str, Any]]:
     """The events of a run in file order, as one history.
@@ -13,12 +15,22 @@ def read_events(run: Path | str) -> list[dict[str, Any]]:
     After a crash a run goes on from a checkpoint: the lines that the lost attempt wrote behind that checkpoint are left out. A
     half-written last line (a kill in mid-write) is left out too.
     """
+    return parse_events((Path(run) / "events.jsonl").read_text(errors="replace"))[0]
+
+
+def parse_events(text: str) -> tuple[list[dict[str, Any]], int]:
+    """The events in the text of a file, and how many of its lines are none."""
     events: list[dict[str, Any]] = []
     resumed: dict[int, int] = {}  # workers that say from which of their own steps they go on
-    for line in (Path(run) / "events.jsonl").read_text().splitlines():
+    broken = 0
+    for line in text.splitlines():
         try:
             event = json.loads(line)
         except ValueError:
+            broken += 1
+            continue
+        if not isinstance(event, dict) or any(name not in event for name in _FIELDS):
+            broken += 1
             continue
         # All of them say so before any writes another line: they meet first.
         if event["event"] == "resume":
@@ -26,7 +38,7 @@ def read_events(run: Path | str) -> list[dict[str, Any]]:
         elif resumed:
             events, resumed = _cut(events, resumed), {}
         events.append(event)
-    return _cut(events, resumed) if resumed else events
+    return (_cut(events, resumed) if resumed else events), broken
 
 
 def _cut(events: list[dict[str, Any]], resumed: dict[int, int]) -> list[dict[str, Any]]:

@@ -8,12 +8,16 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .console import Console
 
 if TYPE_CHECKING:
     import torch
 
     from ..loop.worker import Worker
+
+_CLASSES = 100  # more of them are tokens rather than classes
 
 
 class Observer:
@@ -37,7 +41,8 @@ class Observer:
             self.board = SummaryWriter(str(self.job.folder / "tensorboard"))
         if self.console is not None:
             self.console.__enter__()
-        self.emit("resume" if self.job.resume is not None else "start", examples=self.worker.context.examples)
+        begun = "resume" if self.job.resume is not None else "start"
+        self.emit(begun, examples=self.worker.context.examples, classes=self._classes())
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -48,6 +53,13 @@ class Observer:
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None
+
+    def _classes(self) -> list[int] | None:
+        """How many examples of each class this worker owns; None where the data has no classes, or very many."""
+        labels = self.job.train.view().labels
+        if labels is None or labels.min() < 0 or labels.max() >= _CLASSES:
+            return None
+        return np.bincount(labels[self.worker.position.block], minlength=int(labels.max()) + 1).tolist()
 
     def emit(self, event: str, **fields: Any) -> None:
         """One line: what happened, on which worker, at which point of its clock."""

@@ -1,123 +1,172 @@
-"""One static page about one run: readable on a phone, in the dark, and without a network."""
+"""One static page about one run or several: readable on a phone, in the dark, and without a network."""
 
 from __future__ import annotations
 
 import base64
+import functools
+import gzip
 import html
+import importlib.util
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..observe.events import read_events
-from ..recipe import read_toml
-from .batch_figures import batches
-from .figures import curves
+from .html import asset, document, folded, table
+from .payload import COLOURS, WORDS, payload
+from .runs import Loaded, load_runs, say
+from .sections import citations, topologies
+from .tables import ends, recipes, worker_rows
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1d1d1f; --paper: #ffffff; --line: #d5d5da; --soft: #63636b; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8ea; --paper: #17171a; --line: #3a3a40; --soft: #a0a0a8; }
-}
-body { margin: 2rem auto; max-width: 56rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif;
-       color: var(--ink); background: var(--paper); }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } p { color: var(--soft); }
-img { width: 100%; height: auto; background: #ffffff; border-radius: 8px; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: 0.3rem 0.8rem 0.3rem 0;
-         border-bottom: 1px solid var(--line); }
-td { overflow-wrap: anywhere; } th { font-weight: 600; white-space: nowrap; }
-"""
+Table = tuple[list[str], list[list[str]]]
+
+NO_PLOTLY = "no curves: they need plotly (pip install plotly), then write the page again"
 
 
-def write_page(run: Path) -> list[Path]:
-    """Write RUN/report.html, and the pictures in it where they can be drawn; what was written."""
-    if not (run / "events.jsonl").is_file():
-        raise UserError(f"{run} is not the folder of a run: it has no events.jsonl")
-    events = read_events(run)
-    drawn = {"curves.png": curves(events), "batches.png": batches(events)}
-    pictures = {name: picture for name, picture in drawn.items() if picture is not None}
-    written = []
+def write_page(
+    runs: Sequence[Path], out: Path | None = None, *, title: str = "", sentence: str = "", table: Table | None = None
+) -> list[Path]:
+    """Write the page about `runs`; what was written.
+
+    out: the file; RUN/report.html for a single run and report.html for several where it is left out.
+    title, sentence, table: what to put in front; `table` is a heading and rows.
+    """
+    loaded = load_runs([Path(run) for run in runs])
+    path = out if out is not None else (loaded[0].folder / "report.html" if len(loaded) == 1 else Path("report.html"))
+    text = page(loaded, title=title, sentence=sentence, front=table)
+    say(loaded)
+    if library() is None:
+        print(f"note: {NO_PLOTLY}", file=sys.stderr)
     try:
-        for name, picture in pictures.items():
-            written.append(run / name)
-            written[-1].write_bytes(picture)
-        written.append(run / "report.html")
-        written[-1].write_text(page(run, pictures), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {written[-1]}: {error.strerror}") from None
-    return written
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another file with --out") from None
+    return [path]
 
 
-_WORDS = {
-    "curves.png": "Training loss against steps; the mean model per epoch",
-    "batches.png": "Batch size and gradient noise scale against samples",
-}
+def library() -> Path | None:
+    """The script of plotly, as the Python package brings it."""
+    found = importlib.util.find_spec("plotly")
+    if found is None or not found.submodule_search_locations:
+        return None
+    path = Path(found.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    return path if path.is_file() else None
 
 
-def page(run: Path, pictures: dict[str, bytes]) -> str:
-    recipe = read_toml(run / "recipe.toml") if (run / "recipe.toml").is_file() else {}
-    result = read_result(run)
-    parts = [f"<h1>{html.escape(run.resolve().name)}</h1>"]
-    if result is None:
-        parts.append(f"<p>Not finished: go on with <code>equipoise resume {html.escape(str(run))}</code>.</p>")
-    for name, picture in pictures.items():
-        data = base64.b64encode(picture).decode()
-        parts.append(f'<img alt="{_WORDS[name]}" src="data:image/png;base64,{data}">')
-    if result is not None:
-        from ..cli.summary import rows
+def page(runs: list[Loaded], *, title: str = "", sentence: str = "", front: Table | None = None) -> str:
+    graphs = topologies(runs)  # first: what cannot be drawn becomes a note
+    title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs side by side")
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    if sentence:
+        parts.append(f'<p class="sentence">{html.escape(sentence)}</p>')
+    if front is not None:
+        parts.append(table([front[0], *front[1]], first=True))
+    for run in runs:
+        owner = f"{run.name}: " if len(runs) > 1 else ""
+        parts += [f'<p class="note">{html.escape(owner + note)}</p>' for note in run.notes]
+    data = payload(runs)
+    script = library()
+    if script is None:
+        parts.append(f'<p class="note">{html.escape(NO_PLOTLY)}</p>')
+    elif data["plots"]:
+        parts += _figures(data)
+    parts += [*_ends(runs), *graphs, *_recipes(runs), *citations(runs)]
+    if script is not None and data["plots"]:
+        parts += _scripts(script, data)
+    return document(title, parts)
 
-        parts += [
-            "<h2>The end</h2>",
-            _table(rows(result, run), heads=True),
-            "<h2>Workers</h2>",
-            _workers(result["workers"]),
-        ]
-    if recipe:
-        parts += ["<h2>The recipe</h2>", _table(_flat(recipe), heads=True)]
-    title = html.escape(f"{run.resolve().name} - Equipoise")
+
+def _figures(data: dict[str, Any]) -> list[str]:
+    axes = "".join(
+        f'<button aria-pressed="{str(i == 0).lower()}">{a["label"]}</button>' for i, a in enumerate(data["axes"])
+    )
+    names = "".join(
+        f'<button aria-pressed="true"><span class="dot" style="background:{COLOURS[i % len(COLOURS)]}"></span>'
+        f"{html.escape(run['name'])}</button>"
+        for i, run in enumerate(data["runs"])
+    )
+    hidden = " hidden" if len(data["runs"]) == 1 else ""
+    parts = [
+        '<p class="note" id="trouble" hidden></p><noscript><p class="note">The curves need JavaScript.</p></noscript>',
+        f'<div class="controls"><div class="row"><span>against</span><span class="row" id="axes">{axes}</span>'
+        f'<button id="scale" aria-pressed="false">log scale</button></div>'
+        f'<div class="row runs" id="runs"{hidden}>{names}</div></div>',
+        '<div class="plots">',
+        *(_card(plot["title"], WORDS[plot["title"]], plot["id"]) for plot in data["plots"]),
+        "</div>",
+        "<h2>Where the workers' time went</h2>",
+    ]
+    if data["accounts"]:
+        parts.append('<div class="plots">')
+        if len(data["accounts"]) > 1:
+            words = "Mean over workers of each run."
+            parts.append(_card("All runs", words, "time-all", max(12, 1.7 * len(data["accounts"]) + 7)))
+        for about in data["accounts"]:
+            if not about["detailed"]:
+                continue
+            left = f" The first {len(about['strips'])} workers." if about["left"] else ""
+            tall = max(12, 1.7 * len(about["workers"]) + 7)
+            parts.append(_card(about["name"], f"In all, {about['clock']}.", about["id"] + "-bars", tall))
+            tall = max(12, 2.2 * len(about["strips"]) + 7)
+            parts.append(_card(about["name"], f"Over time, a strip per worker.{left}", about["id"] + "-strips", tall))
+        parts.append("</div>")
+    else:
+        parts.append("<p>Not in the events of these runs: an older version wrote them, or they ended too early.</p>")
+    if data["classes"]:
+        parts += ["<h2>Which classes the workers own</h2>", '<div class="plots">']
+        for about in data["classes"]:
+            tall = max(12, 1.7 * len(about["counts"]) + 7)
+            parts.append(_card(", ".join(about["runs"]), "Examples by class.", about["id"], tall))
+        parts.append("</div>")
+    return parts
+
+
+def _card(title: str, words: str, name: str, tall: float | None = None) -> str:
+    height = f' style="height:{min(tall, 60):.0f}rem"' if tall else ""
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{_STYLE}</style></head>\n"
-        f"<body>\n{chr(10).join(parts)}\n</body></html>\n"
+        f'<div class="card"><h3>{html.escape(title)}</h3><p>{html.escape(words)}</p>'
+        f'<div class="plot" id="{name}"{height}></div></div>'
     )
 
 
-def read_result(run: Path) -> dict[str, Any] | None:
-    """The end of a run; None where it has not come to one."""
-    try:
-        return json.loads((run / "result.json").read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{run / 'result.json'} cannot be read ({type(error).__name__}): resume the run to write it again"
-        ) from None
+@functools.cache
+def _packed(script: Path) -> str:
+    return base64.b64encode(gzip.compress(script.read_bytes(), 9, mtime=0)).decode()
 
 
-def _flat(recipe: dict[str, Any]) -> list[tuple[str, str]]:
-    found = []
-    for key, value in recipe.items():
-        if isinstance(value, dict):
-            found.append((key, ", ".join(f"{v}" if k == "name" else f"{k} {v}" for k, v in value.items())))
-        else:
-            found.append((key, str(value)))
-    return found
+def _scripts(script: Path, data: dict[str, Any]) -> list[str]:
+    inside = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    return [
+        f'<script type="text/plain" id="library">{_packed(script)}</script>',
+        f'<script type="application/json" id="data">{inside}</script>',
+        f"<script>\n{asset('page.js')}</script>",
+    ]
 
 
-def _workers(rows: list[dict[str, Any]]) -> str:
-    columns = [name for name in rows[0] if rows[0][name] is not None]
-    body = [[f"{row[c]:,.2f}" if isinstance(row[c], float) else f"{row[c]:,}" for c in columns] for row in rows]
-    return _table([[c.replace("_", " ") for c in columns], *body], first=True)
+def _ends(runs: list[Loaded]) -> list[str]:
+    rows = ends(runs)
+    if not rows:
+        return []
+    if len(rows) == 2:  # a single run reads better from top to bottom
+        parts = ["<h2>The end</h2>", table(list(zip(*rows, strict=True))[1:], heads=True)]
+    else:
+        parts = ["<h2>The ends</h2>", table(rows, heads=True, first=True)]
+    for run in runs:
+        workers = worker_rows(run.result) if run.result is not None else []
+        if workers:
+            parts.append(folded(f"Workers of {run.name}", table(workers, first=True)))
+    return parts
 
 
-def _table(rows: Any, *, heads: bool = False, first: bool = False) -> str:
-    """`heads`: the first cell of every row is a heading; `first`: the whole first row is."""
-    lines = []
-    for i, row in enumerate(rows):
-        tags = ["th" if (first and i == 0) or (heads and j == 0) else "td" for j in range(len(row))]
-        cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for tag, cell in zip(tags, row, strict=True))
-        lines.append(f"<tr>{cells}</tr>")
-    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+def _recipes(runs: list[Loaded]) -> list[str]:
+    if not any(run.recipe for run in runs):
+        return []
+    different, same = recipes(runs)
+    if len(runs) == 1:
+        return ["<h2>The recipe</h2>", folded("Every choice", table(same, heads=True))]
+    parts = ["<h2>What differs in the recipes</h2>"]
+    parts.append(table(different, heads=True, first=True) if different else "<p>Nothing but the folder.</p>")
+    return [*parts, folded("What all have in common", table(same, heads=True))] if same else parts

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UserError
 from ..partition.audit import summary
 from ..partition.study import Study
-from .page import _STYLE, _table
+from .html import document, table
 from .partition_figures import class_bars, distance_bars, scatter
 
 WORDS = {
@@ -30,12 +30,7 @@ WORDS = {
 def write_partition_page(path: Path, studies: list[Study], features: np.ndarray, groups: np.ndarray) -> None:
     """A page with everything for one study; a table and pictures to compare by for several."""
     parts = _single(studies[0], features, groups) if len(studies) == 1 else _several(studies)
-    title = html.escape(f"{', '.join(s.name for s in studies)} - Equipoise")
-    text = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{_STYLE}</style></head>\n'
-        f"<body>\n{chr(10).join(parts)}\n</body></html>\n"
-    )
+    text = document(", ".join(s.name for s in studies), parts)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -92,8 +87,8 @@ def facts(one: Study) -> list[tuple[str, str]]:
 
 
 def _single(one: Study, features: np.ndarray, groups: np.ndarray) -> list[str]:
-    parts = [f"<h1>Partition: {html.escape(one.name)}</h1>", _table(facts(one), heads=True), "<h2>Workers</h2>"]
-    parts.append(_table(worker_rows(one.report), first=True))
+    parts = [f"<h1>Partition: {html.escape(one.name)}</h1>", table(facts(one), heads=True), "<h2>Workers</h2>"]
+    parts.append(table(worker_rows(one.report), first=True))
     parts.append(
         f"<p>MMD and means: distance of a block's examples of a class from all of that class, averaged over classes; "
         f"random: the mean of {one.report['splits']} stratified-random splits of the same sizes.</p>"
@@ -106,7 +101,7 @@ def _single(one: Study, features: np.ndarray, groups: np.ndarray) -> list[str]:
 
 def _several(studies: list[Study]) -> list[str]:
     reports = {one.name: one.report for one in studies}
-    parts = ["<h1>Partitions side by side</h1>", _table(compare_rows(studies), heads=True, first=True)]
+    parts = ["<h1>Partitions side by side</h1>", table(compare_rows(studies), heads=True, first=True)]
     words = "Squared MMD relative to stratified-random blocks; bar: mean, dots: workers"
     parts += _image(distance_bars(reports), "Distance from the whole", words)
     return parts + _image(class_bars(reports), "Classes", "Examples per worker by class; dashes: the sizes wanted")

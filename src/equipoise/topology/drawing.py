@@ -37,18 +37,18 @@ def draw(topology: Topology, path: str | Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from None
 
 
-def svg(topology: Topology) -> str:
-    """The picture as the text of an SVG file."""
+def svg(topology: Topology, *, inline: bool = False) -> str:
+    """The picture as the text of an SVG file, or `inline` for a page, whose colours of text and paper it takes."""
     rounds = panels(topology)
     across = min(4, len(rounds))
     width, height = across * _SIDE, _TITLE + math.ceil(len(rounds) / across) * _SIDE
     tip = f'<path d="M0 0L6 3L0 6z" fill="{_INK}"/>'
+    kind, text = ("", "currentColor") if inline else ('xmlns="http://www.w3.org/2000/svg" ', _TEXT)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="sans-serif" fill="{_TEXT}">',
+        f'<svg {kind}viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="sans-serif" fill="{text}">',
         f'<defs><marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" '
         f'markerUnits="userSpaceOnUse" orient="auto">{tip}</marker></defs>',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        "" if inline else f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="14" y="27" font-size="14">{escape(title(topology))}</text>',
     ]
     for i, round in enumerate(rounds):

@@ -1,0 +1,74 @@
+"""Runs in other formats than a page: tables for people, curves for spreadsheets, everything for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from .curves import AXES, streams
+from .runs import Loaded
+from .tables import ends, recipes
+
+
+def export(runs: list[Loaded], kind: str) -> str:
+    """The runs as text: `md`, `csv` or `json`."""
+    return {"md": markdown, "csv": spreadsheet, "json": everything}[kind](runs)
+
+
+def markdown(runs: list[Loaded]) -> str:
+    """Notes, ends, and what differs between the recipes."""
+    parts = []
+    notes = [f"- {run.name}: {note}" for run in runs for note in run.notes]
+    if notes:
+        parts.append("\n".join(notes))
+    if ends(runs):
+        parts.append("## The ends\n" + pipes(ends(runs)))
+    different, same = recipes(runs)
+    if different:
+        parts.append("## What differs in the recipes\n" + pipes(different))
+    if same:
+        parts.append("## What all have in common\n" + pipes([["", "value"], *same]))
+    return "\n\n".join(parts) + "\n"
+
+
+def pipes(rows: list[list[str]]) -> str:
+    """A Markdown table; the first row is its heading."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [cells[0], ["---"] * len(cells[0]), *cells[1:]])
+
+
+def spreadsheet(runs: list[Loaded]) -> str:
+    """A line for every point of every curve."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["run", "curve", "line", *AXES, "value"])
+    for run in runs:
+        for stream in streams(run):
+            for line in stream.lines:
+                for i, value in enumerate(line.values):
+                    if value is not None:
+                        places = [stream.axes[axis][i] if axis in stream.axes else "" for axis in AXES]
+                        out.writerow([run.name, line.plot, line.name, *places, value])
+    return text.getvalue()
+
+
+def everything(runs: list[Loaded]) -> str:
+    return json.dumps({"runs": [_whole(run) for run in runs]}, indent=1) + "\n"
+
+
+def _whole(run: Loaded) -> dict[str, Any]:
+    curves = [
+        {"curve": line.plot, "line": line.name, **stream.axes, "value": line.values}
+        for stream in streams(run)
+        for line in stream.lines
+    ]
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "notes": run.notes,
+        "recipe": run.recipe,
+        "result": run.result,
+        "curves": curves,
+    }

@@ -1,0 +1,36 @@
+"""The parts that every page is made of: style, tables, the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+
+def asset(name: str) -> str:
+    """A file that lies beside this one."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page that needs nothing from anywhere."""
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} - Equipoise</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{asset('page.css')}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def table(rows: Iterable[Sequence[str]], *, heads: bool = False, first: bool = False) -> str:
+    """`heads`: the first cell of every row is a heading; `first`: the whole first row is."""
+    lines = []
+    for i, row in enumerate(rows):
+        tags = ["th" if (first and i == 0) or (heads and j == 0) else "td" for j in range(len(row))]
+        cells = "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for tag, cell in zip(tags, row, strict=True))
+        lines.append(f"<tr>{cells}</tr>")
+    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+
+
+def folded(title: str, inside: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n{inside}\n</details>"

@@ -1,0 +1,108 @@
+"""A run's folder read for a page: what is missing or broken becomes a note, and the rest still counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..observe.events import parse_events
+from ..recipe import read_toml
+
+
+@dataclass
+class Loaded:
+    """What a folder holds. `notes`: a line for everything that a reader of its page should know."""
+
+    folder: Path
+    name: str
+    events: list[dict[str, Any]]
+    recipe: dict[str, Any]
+    result: dict[str, Any] | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def workers(self) -> int:
+        return 1 + max((e["worker"] for e in self.events if isinstance(e["worker"], int)), default=-1)
+
+
+def load_runs(folders: Sequence[Path]) -> list[Loaded]:
+    """Every run under a name of its own: that of its folder, or its path where two folders are called alike."""
+    names = [folder.resolve().name for folder in folders]
+    resolved = [str(folder.resolve()) for folder in folders]
+    if len(set(names)) < len(names):
+        common = os.path.commonpath(resolved) if len(set(resolved)) > 1 else os.path.dirname(resolved[0])
+        names = [os.path.relpath(path, common) for path in resolved]
+    return [load_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def say(runs: list[Loaded]) -> None:
+    """What was found wrong, for the person at the terminal."""
+    for run in runs:
+        for note in run.notes:
+            print(f"note: {run.folder}: {note}", file=sys.stderr)
+
+
+def load_run(folder: Path, name: str = "") -> Loaded:
+    if not (folder / "events.jsonl").is_file():
+        raise UserError(f"{folder} is not the folder of a run: it has no events.jsonl")
+    notes: list[str] = []
+    events = _events(folder, notes)
+    recipe = _recipe(folder, notes)
+    result = _result(folder, events, notes)
+    return Loaded(folder, name or folder.resolve().name, events, recipe, result, notes)
+
+
+def _events(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        events, broken = parse_events((folder / "events.jsonl").read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise UserError(f"{folder / 'events.jsonl'}: cannot be read ({error.strerror})") from None
+    if broken:
+        lines = "1 line is" if broken == 1 else f"{broken:,} lines are"
+        notes.append(f"events.jsonl: {lines} broken and left out (a kill in mid-write leaves one)")
+    if not events:
+        notes.append("events.jsonl holds no event: the run died before its first step, so there are no curves")
+    return events
+
+
+def _recipe(folder: Path, notes: list[str]) -> dict[str, Any]:
+    from .. import __version__
+
+    if not (folder / "recipe.toml").is_file():
+        notes.append("no recipe.toml: the run was started from Python, or the file was lost; its choices are not shown")
+        return {}
+    try:
+        recipe = read_toml(folder / "recipe.toml")
+    except UserError as error:
+        notes.append(f"the recipe is left out: {error}")
+        return {}
+    versions = recipe.get("versions")
+    made = versions.get("equipoise") if isinstance(versions, dict) else None
+    if made is not None and made != __version__:
+        notes.append(f"written by Equipoise {made}, read by {__version__}: names and defaults may have changed")
+    return recipe
+
+
+def _result(folder: Path, events: list[dict[str, Any]], notes: list[str]) -> dict[str, Any] | None:
+    again = f"go on with `equipoise resume {folder}`"
+    if not (folder / "result.json").is_file():
+        stopped = any(e["event"] == "stopped" for e in events)
+        last = max((e["step"] for e in events if isinstance(e["step"], int)), default=0)
+        words = "stopped" if stopped else "not finished, dead or still running: the last event is"
+        notes.append(f"{words} at step {last:,}: {again}")
+        return None
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        notes.append(f"result.json cannot be read ({type(error).__name__}): {again} to write it again")
+        return None
+    if not isinstance(result, dict) or not isinstance(result.get("models"), dict):
+        notes.append(f"result.json is not that of a run: {again} to write it again")
+        return None
+    return result

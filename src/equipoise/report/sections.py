@@ -1,0 +1,59 @@
+"""Parts of a page that ask other pieces of the package: topology pictures, citations."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from ..errors import UserError
+from .html import folded
+from .runs import Loaded
+
+_DRAWN = 64  # workers; more are a black disc
+
+
+def topologies(runs: list[Loaded]) -> list[str]:
+    """The graph of every run that gossips, each once, with the names of its runs."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        picture = _topology(run)
+        if picture:
+            found.setdefault(picture, []).append(run.name)
+    parts = ["<h2>Who talks to whom</h2>"] if found else []
+    for picture, names in found.items():
+        words = f"<p>{html.escape(', '.join(names))}</p>" if len(runs) > 1 else ""
+        parts.append(f'<div class="picture">{words}{picture}</div>')
+    return parts
+
+
+def _topology(run: Loaded) -> str:
+    chosen, size = run.recipe.get("topology"), run.recipe.get("workers")
+    if not isinstance(chosen, dict) or not isinstance(size, int) or not 1 < size <= _DRAWN:
+        return ""
+    from .. import registry
+    from ..topology.drawing import svg
+
+    options: dict[str, Any] = {k: v for k, v in chosen.items() if k != "name"}
+    try:
+        return svg(registry.get("topology", str(chosen.get("name")))(**options).on(size), inline=True)
+    except (UserError, TypeError, KeyError) as error:  # of another version
+        run.notes.append(f"its topology cannot be drawn: {error}")
+        return ""
+
+
+def citations(runs: list[Loaded]) -> list[str]:
+    """BibTeX for what the runs used, each entry once."""
+    try:
+        from ..cite import cite
+    except ImportError:
+        return []
+    entries: dict[str, None] = {}
+    for run in runs:
+        try:
+            text = cite(run.folder)
+        except (UserError, OSError):
+            continue
+        entries |= dict.fromkeys(entry.strip() for entry in text.split("\n\n") if entry.strip())
+    if not entries:
+        return []
+    return ["<h2>Citations</h2>", folded("BibTeX", f"<pre>{html.escape(chr(10).join(entries))}</pre>")]

@@ -1,0 +1,63 @@
+"""Where the workers' time went, and which classes they own, from events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .curves import number
+from .runs import Loaded
+
+KINDS = ("compute", "wait", "communicate")
+_SLICES = 120  # of a run's time, in the strip of a worker
+_STRIPS = 16  # workers that get one
+
+
+def accounts(run: Loaded) -> dict[str, Any] | None:
+    """Seconds of each kind per worker, and their shares over time; None where the events do not tell."""
+    own: dict[int, list[dict[str, Any]]] = {}
+    for event in run.events:
+        if event["event"] in ("step", "end", "stopped") and all(number(event.get(k)) is not None for k in KINDS):
+            own.setdefault(event["worker"], []).append(event)
+    if not own:
+        return None
+    simulated = all(number(e.get("simulated_seconds")) is not None for rows in own.values() for e in rows)
+    clock = "simulated_seconds" if simulated else "seconds"
+    workers = sorted(own)
+    return {
+        "clock": clock.replace("_", " "),
+        "workers": workers,
+        "totals": [[_clean(own[w][-1][kind]) for kind in KINDS] for w in workers],
+        "strips": [_strip(own[w], clock) for w in workers[:_STRIPS]],
+        "left": max(0, len(workers) - _STRIPS),
+    }
+
+
+def _strip(rows: list[dict[str, Any]], clock: str) -> dict[str, Any]:
+    """Shares of each kind in every slice of a worker's time; a slice ends at its `ends`."""
+    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _SLICES)).round().astype(int))
+    table = np.array([[number(rows[i].get(clock)) or 0.0, *(float(rows[i][k]) for k in KINDS)] for i in kept])
+    table = np.vstack([np.zeros(4), table])
+    spent = np.diff(table[:, 1:], axis=0).clip(0)
+    long = spent.sum(1) > 0
+    shares = spent[long] / spent[long].sum(1, keepdims=True)
+    ends, begins = table[1:, 0][long], table[:-1, 0][long]
+    return {
+        "begins": [_clean(v) for v in begins],
+        "lasts": [_clean(v) for v in ends - begins],
+        "shares": [[_clean(v) for v in column] for column in shares.T],
+    }
+
+
+def class_counts(run: Loaded) -> list[list[int]] | None:
+    """Examples of each class per worker, as they were when the run began."""
+    rows: dict[int, list[int]] = {}
+    for event in run.events:
+        if event["event"] in ("start", "resume") and isinstance(event.get("classes"), list):
+            rows.setdefault(event["worker"], event["classes"])
+    return [rows[w] for w in sorted(rows)] if rows else None
+
+
+def _clean(value: Any) -> float:
+    return float(f"{value:.6g}")

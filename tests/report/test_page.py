@@ -1,0 +1,128 @@
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.main import main
+from equipoise.report import page
+from equipoise.report.page import write_page
+
+from .runs import events, write
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_browser_draws_every_picture(tmp_path: Path) -> None:
+    runs = [write(tmp_path / "a"), write(tmp_path / "b & <c>", sync="d2")]
+    (path,) = write_page(runs, tmp_path / "both.html", sentence="a wins", table=(["run", "time"], [["a", "1"]]))
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--no-first-run", "--virtual-time-budget=20000", "--enable-logging=stderr"]
+    quiet = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    said = subprocess.run(
+        [BROWSER, *flags, *quiet, f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "CONSOLE" not in said.stderr, said.stderr
+    dom = said.stdout
+    assert "data-failed" not in dom
+    data = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text())[1].replace("<\\/", "</"))  # type: ignore[index]
+    assert f'data-drawn="{len(data["plots"])}"' in dom
+    assert len(data["plots"]) == 7
+    pictures = len(data["plots"]) + 2 * len(data["accounts"]) + 1 + len(data["classes"])
+    assert dom.count('class="plot js-plotly-plot"') == pictures
+
+
+def test_nothing_is_fetched_and_names_are_escaped(tmp_path: Path) -> None:
+    (path,) = write_page([write(tmp_path / "a & <b>")])
+    assert path == tmp_path / "a & <b>" / "report.html"
+    text = path.read_text()
+    assert "<h1>a &amp; &lt;b&gt;</h1>" in text
+    assert not re.search(r"""(src|href)=["']?(https?:|//)""", text)
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert "<svg" in text  # the ring
+    assert path.stat().st_size < 2_500_000
+
+
+def test_without_plotly_there_is_a_plain_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page, "library", lambda: None)
+    (path,) = write_page([write(tmp_path / "a")])
+    text = path.read_text()
+    assert "pip install plotly" in text
+    assert "pip install plotly" in capsys.readouterr().err
+    assert "<script" not in text
+    assert "<th>loss, mean</th>" in text
+
+
+def broken_tail(run: Path) -> None:
+    with (run / "events.jsonl").open("a") as file:
+        file.write('3\n{"event": "step", "worker"')
+
+
+BROKEN = {
+    "not finished": lambda run: (run / "result.json").unlink(),
+    "result.json cannot be read": lambda run: (run / "result.json").write_text("{"),
+    "result.json is not that of a run": lambda run: (run / "result.json").write_text("[]"),
+    "no recipe.toml": lambda run: (run / "recipe.toml").unlink(),
+    "not valid TOML": lambda run: (run / "recipe.toml").write_text("= 3"),
+    "events.jsonl holds no event": lambda run: (run / "events.jsonl").write_text(""),
+    "2 lines are broken": broken_tail,
+    "its topology cannot be drawn": lambda run: (run / "recipe.toml").write_text(
+        'workers = 2\n[topology]\nname = "moebius"\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("words", BROKEN)
+def test_what_is_broken_is_said_and_the_rest_still_comes_out(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, run = write(tmp_path / "whole"), write(tmp_path / "run")
+    BROKEN[words](run)
+    for runs in ([run], [whole, run]):
+        assert main(["report", *map(str, runs), "--out", str(tmp_path / "page.html")]) == 0
+        text = (tmp_path / "page.html").read_text()
+        assert words in text
+        assert words in capsys.readouterr().err
+        # Whatever is broken, two of events, recipe and result are left.
+        assert ('id="data"' in text) + ("<h2>The end" in text) + ("recipe" in text) >= 2
+    assert 'id="data"' in text
+
+
+def test_a_run_of_another_version_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = write_page([write(tmp_path / "a", events(timed=False), version="0.0.7")])
+    assert "written by Equipoise 0.0.7" in path.read_text()
+    assert "written by Equipoise 0.0.7" in capsys.readouterr().err
+    assert "an older version wrote them" in path.read_text()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path / "a")
+    assert main(["report", str(good), str(tmp_path / "nowhere")]) == 2
+    assert "nowhere is not the folder of a run" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+    assert main(["report", str(good), "--format", "pdf"]) == 2
+    assert main(["report", str(good), "--out", str(good / "events.jsonl" / "x.html")]) == 2
+
+
+def test_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(write(tmp_path / name)) for name in ("a", "b")]
+    assert main(["report", *runs, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    losses = [row for row in rows if (row["run"], row["curve"], row["line"]) == ("b", "Training loss", "")]
+    assert [(row["step"], row["samples"]) for row in losses] == [(f"{s}.0", f"{4 * s}.0") for s in (10, 20, 30, 40)]
+    assert main(["report", *runs, "--format", "md"]) == 0
+    assert "| a | 0.025 |" in capsys.readouterr().out
+    assert main(["report", *runs, "--format", "json", "--out", str(tmp_path / "all.json")]) == 0
+    assert [run["name"] for run in json.loads((tmp_path / "all.json").read_text())["runs"]] == ["a", "b"]
