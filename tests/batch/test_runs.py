@@ -58,9 +58,10 @@ def workers_of(rule: Any, steps: int, look: Any = None, **changes: Any) -> list[
     return eq.spawn(loop, toy.WORKERS, virtual=True)
 
 
+@pytest.mark.parametrize("gradient", ["last", "first"])
 @pytest.mark.parametrize("sync", [eq.sync.PeriodicAverage(), eq.sync.AllReduce(), eq.sync.DPSGD()])
-def test_decides_what_the_workers_gradients_say_by_hand(sync: Any) -> None:
-    """The gradients of the step that ends a round, as backward left them, put into the formula of the paper."""
+def test_decides_what_the_workers_gradients_say_by_hand(sync: Any, gradient: str) -> None:
+    """The gradients of the step that ends or begins a round, as backward left them, put into the formula of the paper."""
     period = eq.period.Every(1 if sync.every_step else 4)
     gradients: dict[int, list[np.ndarray]] = {}
     events: list[dict[str, Any]] = []
@@ -70,11 +71,11 @@ def test_decides_what_the_workers_gradients_say_by_hand(sync: Any) -> None:
             flat = self.context.flat
             assert flat is not None
             self.context.emit = lambda event, **fields: events.append(fields)
-            if due:
+            if due if gradient == "last" else self.context.clock.step % period.steps == 0:
                 gradients.setdefault(self.context.rank, []).append(flat.copy_gradient().double().numpy())
             super().observe(due)
 
-    rule = Spy(start=8, most=10**6, eta=0.9, growth=math.inf, shrink=True)
+    rule = Spy(start=8, most=10**6, eta=0.9, growth=math.inf, shrink=True, gradient=gradient)
     nesterov = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)  # noqa: E731  (changes gradients in place)
     workers_of(rule, 8, sync=sync, period=period, optimizer=nesterov, clip=0.01)
     assert len(events) == (8 if sync.every_step else 2)
@@ -135,13 +136,13 @@ def test_a_round_is_one_collective_and_costs_what_travels() -> None:
     one_way = (ELEMENTS - ELEMENTS // 4) * 4
     assert bill(eq.batch.Fixed(8)) == (messages, bytes)
     test = eq.batch.NormTest(start=8)
-    assert bill(test) == (messages, bytes + one_way + 3 * 8 * (1 + 4 + 5))  # weight, note, findings
+    assert bill(test) == (messages, bytes + one_way + 3 * 8 * (1 + 5 + 5))  # weight, note, findings
     pseudo = eq.batch.NormTest(start=8, estimator="pseudo")
     assert bill(pseudo) == (messages, bytes + 3 * 8 * (1 + 6 + 5))
     own = eq.batch.NormTest(start=8, estimator="examples", tested="own")
     assert bill(own) == (messages, bytes + 3 * 8 * (1 + 8))
     every = {"sync": eq.sync.AllReduce(), "period": eq.period.Every()}
-    assert bill(test, **every) == (messages, bytes + 3 * 8 * (1 + 4 + 5)), "the mean gradient is there already"
+    assert bill(test, **every) == (messages, bytes + 3 * 8 * (1 + 5 + 5)), "the mean gradient is there already"
     assert bill(eq.batch.NormTest(start=8, every=2)) == (messages, bytes), "no test in this round"
 
 
@@ -209,6 +210,7 @@ def test_resume_in_the_middle_of_a_round(stop: int, tmp_path: Path) -> None:
     rules = [
         eq.batch.NormTest(start=4, eta=0.6, estimator="pseudo", smoothing=0.5),
         eq.batch.NormTest(start=4, eta=0.6, every=2, shrink=True),
+        eq.batch.NormTest(start=4, eta=0.6, gradient="first"),
         eq.batch.Schedule(plan=[4, 9], at=[100], unit="samples"),
     ]
     schedule = lambda optimizer: Schedule(optimizer, "cosine", 0.1, "sqrt")  # noqa: E731
@@ -336,6 +338,56 @@ def test_pseudo_is_refused_where_it_would_be_wrong() -> None:
         train(rule, sync=eq.sync.DPSGD())
     with pytest.raises(UserError, match="every"):
         train(rule, period=eq.period.TotalSteps(4))
+    with pytest.raises(UserError, match="first"):
+        eq.batch.NormTest(estimator="pseudo", gradient="first")
+
+
+def test_first_gradients_hold_no_drift() -> None:
+    """Workers on |x - z|^2 / 2 with z of variance 1 in each of d dimensions: gradients x - z, tr S = d wherever they are.
+
+    After local steps workers are apart and V is larger by b times the variance of their x: H steps of rate a on b
+    examples spread it by a^2 H / b at least, less what the steps forget.
+    """
+    d, b, rate, period = 40, 4, 0.2, 16
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(4096, d, generator=generator), torch.zeros(4096)
+    found = {}
+    for gradient in ("last", "first"):
+        seen = []
+
+        class Heard(eq.batch.NormTest):
+            def decide(self, *evidence: Any) -> None:
+                super().decide(*evidence)
+                seen.append(self.seen[0])  # noqa: B023
+
+        eq.train(
+            lambda: _Point(d),
+            lambda outputs, targets: outputs.mean(),
+            data,
+            optimizer=lambda p: torch.optim.SGD(p, lr=rate),
+            workers=4,
+            steps=period * 40,
+            batch=Heard(start=b, eta=math.inf, gradient=gradient),
+            period=period,
+        )
+        found[gradient] = np.mean(seen)
+    # Relative standard deviation of one V: sqrt(2 / (3 d)) = 0.13, of 40 of them 0.02. The x of a worker is an average of
+    # its batches with weights a (1 - a)^h, whose squares add up to a / (2 - a) = 1/9: V sees that much on top.
+    kept = rate / (2 - rate) * (1 - (1 - rate) ** (2 * period - 2))
+    assert found["first"] == pytest.approx(d, rel=0.08)
+    assert found["last"] == pytest.approx(d * (1 + kept), rel=0.08)
+    assert found["last"] > found["first"]
+
+
+class _Point(nn.Module):
+    """Half the squared distance of its inputs from one point."""
+
+    def __init__(self, dimensions: int):
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(dimensions))
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return (self.x - z).square().sum(1) / 2
 
 
 def test_decisions_are_drawn(tmp_path: Path) -> None:

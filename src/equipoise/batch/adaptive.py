@@ -55,6 +55,11 @@ class Adaptive(_Begins):
     estimator: str = option(
         "workers", help="noise across workers, across examples, or of local steps", choices=tuple(PROBES)
     )
+    gradient: str = option(
+        "last",
+        help="of a round's steps: the last, as in the paper, or the first, where workers are at one point",
+        choices=("last", "first"),
+    )
     examples: int = option(8, help="per worker and test, for estimator = examples; 0: the whole batch", least=0)
     tested: str = option("mean", help="the mean gradient of all workers, or each worker's own", choices=("mean", "own"))
     speeds: list[float] | str | None = option(
@@ -64,6 +69,8 @@ class Adaptive(_Begins):
     def check(self) -> None:
         if isinstance(self.speeds, str) and self.speeds != "measured":
             raise UserError(f"speeds = {self.speeds!r}: a list with one number per worker, or 'measured'")
+        if self.gradient == "first" and self.estimator != "workers":
+            raise UserError("gradient = 'first' is a choice of estimator = 'workers': leave one of them out")
         if self.most is not None and self.most < self.start:
             raise UserError(f"most = {self.most} is below start = {self.start}: raise it")
 
@@ -86,7 +93,7 @@ class Adaptive(_Begins):
         self._passing = False  # does the step under way end with a round?
         self.probe: Probe | None = None
         if context.size > 1 or self.estimator == "examples":
-            wish = Wish(self.tested == "own", self.along, self.examples)
+            wish = Wish(self.tested == "own", self.along, self.examples, self.gradient == "first")
             self.probe = context.rider = PROBES[self.estimator](context, wish, self.decide)
         self._resize()
 
@@ -112,11 +119,12 @@ class Adaptive(_Begins):
         probe = self.probe
         if probe is None:
             return
-        probe.stepped()
+        testing = (self.rounds + 1) % self.every == 0 and not self._final
+        probe.stepped(testing)
         if not due:
             return
         self.rounds += 1
-        if self.rounds % self.every == 0 and not self._final:
+        if testing:
             clock = self.context.clock
             done = clock.samples + clock.batch
             probe.pace = (clock.busy - self.mark[0], float(done - self.mark[1]))

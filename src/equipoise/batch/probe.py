@@ -1,6 +1,6 @@
 """Three ways to see the noise of a gradient at a round. Each rides along with the sync's message.
 
-- `workers`: the workers' gradients of the last local step are samples of one another's noise. One more vector travels, one
+- `workers`: the workers' gradients of one local step are samples of one another's noise. One more vector travels, one
   way; none where the sync averages gradients anyway. Says nothing on one worker.
 - `examples`: gradients of a few single examples on each worker, for as many backward passes. Works on one worker too.
 - `pseudo`: how far the local steps of a round took each worker. The mean falls out of the average of the parameters, so a few
@@ -31,6 +31,7 @@ class Wish(NamedTuple):
     own: bool  # of each worker's own gradient, or of their mean
     along: bool  # the variance along the gradient too
     examples: int  # per worker, where single ones are looked at; 0: the whole batch
+    first: bool  # at the gradients of a round's first step, not its last
 
 
 class Probe(Rider):
@@ -59,8 +60,8 @@ class Probe(Rider):
         """Make the state of a fresh worker."""
 
     @abstractmethod
-    def stepped(self) -> None:
-        """After every backward pass."""
+    def stepped(self, testing: bool) -> None:
+        """After every backward pass; will the round under way carry a test?"""
 
     @abstractmethod
     def measure(self) -> None:

@@ -17,7 +17,7 @@ class Examples(Probe):
         self.found = [0.0] * 4
         self.findings = 0 if self.wish.own else 1
 
-    def stepped(self) -> None: ...
+    def stepped(self, testing: bool) -> None: ...
 
     def measure(self) -> None:
         context = self.context

@@ -32,7 +32,7 @@ class Pseudo(Probe):
         self.anchor: torch.Tensor | None = None  # this worker's piece of the x with which all began the round
         self.rates = self.squares = 0.0  # A and sum a_h^2 / b_h
 
-    def stepped(self) -> None:
+    def stepped(self, testing: bool) -> None:
         clock, flat = self.context.clock, self.context.flat
         assert flat is not None
         if self.anchor is None:
