@@ -11,7 +11,7 @@ from ..context import Context
 from ..errors import UserError
 
 SOURCES = ("train", "last", "fresh")
-_STEPS = {"train": 4, "last": 1, "fresh": 0}  # before a round, whose gradients are measured
+STEPS = {"train": 4, "last": 1, "fresh": 0}  # before a round, whose gradients are measured
 _PARTS = 4  # of a fresh batch, from whose spread its noise is estimated
 _LEAST = 0.1  # of the measured norm that is left when noise seems to explain all of it
 
@@ -47,7 +47,7 @@ class Norms:
 
         A gradient without examples says nothing.
         """
-        if left >= _STEPS[self.source] or not self.context.clock.batch:
+        if left >= STEPS[self.source] or not self.context.clock.batch:
             return
         measured = norms_of([p.grad for p in self.flat.parameters.values() if p.grad is not None])
         if len(measured) < len(self.flat.slices):  # a layer that this batch did not reach
