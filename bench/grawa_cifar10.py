@@ -62,18 +62,19 @@ class Setting(NamedTuple):
 
 
 def coarse(short: bool) -> list[Setting]:
-    """Period and pull, around the choices of the authors' script: EASGD and LSGD every 4 steps, GRAWA every 32."""
-    found = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in ((0.1, 0.2) if short else (0.05, 0.1, 0.2, 0.4))]
-    found += [
-        Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in ((0.1, 0.2) if short else (0.05, 0.1, 0.2))
-    ]
-    for period in (4, 16) if short else (2, 4, 8, 16):
-        found += [Setting("EASGD", eq.sync.EASGD(pull=pull), period) for pull in (0.4, 0.9)]
-    for period in (4, 16) if short else (4, 8, 16, 32):
-        found += [Setting("LSGD", eq.sync.LSGD(pull=pull), period) for pull in (0.1, 0.5)]
-    for name in ("MGRAWA", "LGRAWA"):
-        for period in (8, 32) if short else (8, 16, 32, 64):
-            found += [Setting(name, SYNCS[name](pull=pull), period) for pull in (0.5, 1.0)]
+    """Period and pull; the authors' script has EASGD and LSGD every 4 steps, GRAWA every 32. As many trials for each."""
+    rates = (0.2, 0.4) if short else (0.1, 0.2, 0.4)
+    found = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in rates]
+    found += [Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in rates]
+    for name, periods, usual, other in (
+        ("EASGD", (2, 4, 8, 16), 0.9, 0.4),
+        ("LSGD", (4, 8, 16, 32), 0.1, 0.5),
+        ("MGRAWA", (8, 16, 32, 64), 1.0, 0.5),
+        ("LGRAWA", (8, 16, 32, 64), 1.0, 0.5),
+    ):
+        for period in periods[::2] if short else periods:
+            for pull in (usual, other) if period in periods[::2] else (usual,):
+                found.append(Setting(name, SYNCS[name](pull=pull), period, 0.2))
     return found
 
 

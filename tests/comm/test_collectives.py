@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from equipoise.comm import barrier
+from equipoise.comm.base import Stream
 from equipoise.comm.process import _BLOCK
-from equipoise.comm.shared import LEAST
+from equipoise.comm.shared import _PIECE, LEAST
 from equipoise.vector import digest
 
 from .workers import both, in_rank_order, run, values
@@ -227,3 +228,30 @@ def test_many_launches_in_a_row() -> None:
     """Workers that leave at once must not take unread messages of others with them."""
     for _ in range(6):
         assert run(lambda comm: comm.sum(torch.ones(2)).tolist(), 4, False) == [[4.0, 4.0]] * 4
+
+
+@both
+@pytest.mark.parametrize("count", [1, 37, LEAST // 4 + 5, _PIECE + 17])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_stream_is_summed_as_a_vector_and_its_end_is_taken_first(size: int, count: int, virtual: bool) -> None:
+    def work(comm: Any) -> tuple[bool, list[tuple[int, int]], int, int]:
+        mine, found, seen = values(comm.rank, count), torch.zeros(count), []
+
+        def fill(start: int, out: torch.Tensor) -> None:
+            out.copy_(mine[start : start + len(out)])
+
+        def take(start: int, total: torch.Tensor) -> None:
+            found[start : start + len(total)] = total
+            seen.append((start, start + len(total)))
+
+        comm.sum_stream(Stream(count, torch.float32, mine.device, fill, take))
+        sent = comm.ledger.bytes
+        right = torch.equal(found, in_rank_order([values(r, count) for r in range(size)]))
+        comm.sum(mine)
+        return right, seen, sent, comm.ledger.bytes - sent
+
+    for right, seen, sent, as_vector in run(work, size, virtual, deterministic=True):
+        assert right
+        assert [stop for _, stop in seen] == [count, *(start for start, _ in seen[:-1])]
+        assert seen[-1][0] == 0
+        assert sent == as_vector

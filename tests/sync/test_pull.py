@@ -136,9 +136,17 @@ def test_norms_below_epsilon_count_as_it() -> None:
 
 
 # -- the centre and the pull ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("virtual", [True, False], ids=["virtual", "processes"])
+@pytest.mark.parametrize("how", ["virtual", "processes", "shared memory", "pieces"])
 @pytest.mark.parametrize("workers", [2, 5])
-def test_one_collective_gives_the_weighted_mean_of_every_layer(workers: int, virtual: bool) -> None:
+def test_one_collective_gives_the_weighted_mean_of_every_layer(
+    workers: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    virtual = how == "virtual"
+    if how in ("shared memory", "pieces"):
+        monkeypatch.setattr("equipoise.comm.shared.LEAST", 0)
+        monkeypatch.setattr("equipoise.comm.shared._LINE", 1)
+    if how == "pieces":  # that end inside of layers, and inside of the weights
+        monkeypatch.setattr("equipoise.comm.shared._PIECE", len(SIZES) - 1)
     models, norms = drawn(workers)
     inverse = 1.0 / norms
     found = meet(LGRAWA(pull=0.3), models, norms, virtual=virtual)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,6 +40,16 @@ class Pending(ABC):
         """Let the sources have the memory of their messages back."""
 
 
+class Stream(NamedTuple):
+    """A vector to be summed that need not exist anywhere: it is written and its sum is read in parts, the last one first."""
+
+    elements: int
+    dtype: torch.dtype
+    device: torch.device
+    fill: Callable[[int, torch.Tensor], object]  # (start, out): write this worker's elements from `start` on
+    take: Callable[[int, torch.Tensor], object]  # (start, total): the sum of all workers' elements from `start` on
+
+
 class Comm(ABC):
     """What a worker calls. Final here: counting. An implementation fills the methods with a leading underscore."""
 
@@ -51,6 +61,7 @@ class Comm(ABC):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.ledger = Ledger()
+        self._scratch: torch.Tensor | None = None
 
     # -- what algorithms call -------------------------------------------------------------------------------------
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -62,6 +73,15 @@ class Comm(ABC):
             if dense is not tensor:
                 tensor.copy_(dense)
         return tensor
+
+    @torch.no_grad()
+    def sum_stream(self, stream: Stream) -> None:
+        """As `sum`, without a copy at either end where workers share memory.
+
+        `take` gets the end of the vector first: sums that stand there can be used on all the rest.
+        """
+        self.ledger.record(*mean_cost(stream.elements, stream.dtype.itemsize, self.rank, self.size))
+        self._sum_stream(stream)
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean over workers, in place."""
@@ -149,6 +169,20 @@ class Comm(ABC):
     # -- what an implementation fills -----------------------------------------------------------------------------
     @abstractmethod
     def _sum(self, tensor: torch.Tensor) -> None: ...
+
+    @abstractmethod
+    def _sum_stream(self, stream: Stream) -> None: ...
+
+    def _sum_whole(self, stream: Stream) -> None:
+        """Final: by way of a vector."""
+        known = self._scratch
+        if known is None or (len(known), known.dtype, known.device) != (stream.elements, stream.dtype, stream.device):
+            self._scratch = torch.empty(stream.elements, dtype=stream.dtype, device=stream.device)
+        assert self._scratch is not None
+        stream.fill(0, self._scratch)
+        if self.size > 1:
+            self._sum(self._scratch)
+        stream.take(0, self._scratch)
 
     @abstractmethod
     def _weighted_mean(self, message: torch.Tensor) -> float: ...

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from ..errors import PeerLost, UserError
-from .base import Comm, Pending
+from .base import Comm, Pending, Stream
 from .heartbeat import Heartbeat
 from .look import Look, over_network
-from .shared import LEAST, Expected, Segment, SharedMemory
+from .shared import Expected, Segment, SharedMemory
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
 
@@ -136,8 +136,7 @@ class ProcessComm(Comm):
 
     def _sum(self, tensor: torch.Tensor) -> None:
         with self._guard("sum"), torch.no_grad():
-            large = tensor.numel() * tensor.element_size() >= LEAST and tensor.device.type == "cpu"
-            if large and self._shared.everybody:
+            if self._shared.sums(tensor.numel() * tensor.element_size(), tensor.device):
                 self._shared.sum(tensor)
                 return
             if not self.deterministic:
@@ -145,6 +144,13 @@ class ProcessComm(Comm):
                 return
             for block in tensor.view(-1).split(_BLOCK):
                 self._sum_in_rank_order(block)
+
+    def _sum_stream(self, stream: Stream) -> None:
+        if not self._shared.sums(stream.elements * stream.dtype.itemsize, stream.device):
+            self._sum_whole(stream)
+            return
+        with self._guard("sum"):
+            self._shared.sum_stream(stream)
 
     def _weighted_mean(self, message: torch.Tensor) -> float:
         self._sum(message)

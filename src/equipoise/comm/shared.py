@@ -20,10 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .base import Stream
 from .look import Look, added, pieces, sum_rows
 
 LEAST = 1 << 16  # bytes; smaller tensors are as fast on the socket
 _PIECE = 1 << 21  # elements summed at once: bounds the memory it takes
+_LINE = 16  # elements: chunks that begin with a line of the cache are read and written faster
 _TOKEN, _ACK = 101, 102  # tags on gloo
 
 
@@ -62,9 +64,13 @@ class Segment:
 
     def tensor(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:
         """This memory as a flat tensor as large as `like`, from byte `start`."""
-        if like.numel() == 0:
-            return like
-        return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
+        return self.view(like.numel(), like.dtype, start)
+
+    def view(self, count: int, dtype: torch.dtype, start: int = 0) -> torch.Tensor:
+        """`count` elements from byte `start` on."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
 
     def reclaim(self) -> None:
         """Wait until everybody has read what was written here."""
@@ -173,36 +179,53 @@ class SharedMemory:
         work.wait()
 
     # -- sums -----------------------------------------------------------------------------------------------------
-    def sum(self, tensor: torch.Tensor) -> None:
-        """The sum over all workers in rank order, in place, a bounded piece at a time."""
-        for piece in tensor.view(-1).split(_PIECE):
-            self._sum(piece)
+    def sums(self, bytes: int, device: torch.device) -> bool:
+        """Is a sum of so many bytes taken here? All workers answer alike."""
+        return self.everybody and bytes >= LEAST and device.type == "cpu"
 
-    def _sum(self, flat: torch.Tensor) -> None:
+    def sum(self, tensor: torch.Tensor) -> None:
+        """The sum over all workers in rank order, in place."""
+        flat = tensor.view(-1)
+        self.sum_stream(
+            Stream(
+                len(flat),
+                flat.dtype,
+                flat.device,
+                lambda start, out: out.copy_(flat[start : start + len(out)]),
+                lambda start, total: flat[start : start + len(total)].copy_(total),
+            )
+        )
+
+    def sum_stream(self, stream: Stream) -> None:
+        """A bounded piece at a time."""
+        for start in reversed(range(0, stream.elements, _PIECE)):
+            self._sum(stream, start, min(_PIECE, stream.elements - start))
+
+    def _sum(self, stream: Stream, begin: int, count: int) -> None:
         """Everybody sums one chunk, everybody collects the chunks.
 
         Two barriers are enough. Inputs are read between them, and whoever writes new ones has passed the second; chunks are
         read after the second, and whoever writes new ones has passed the next first.
         """
-        item, count = flat.element_size(), flat.numel()
-        chunk = -(-count // self.size)
+        item, dtype = stream.dtype.itemsize, stream.dtype
+        chunk = -(-count // (self.size * _LINE)) * _LINE
         bounds = [(min(r * chunk, count), min((r + 1) * chunk, count)) for r in range(self.size)]
         if count * item > self._totals:
             self._share_table(count * item)
         mine = self._table[self.rank]
-        mine.tensor(flat).copy_(flat)
+        stream.fill(begin, mine.view(count, dtype))
         dist.barrier()
         start, stop = bounds[self.rank]
-        part = flat[start:stop]
-        if len(part):
-            total = mine.tensor(part, self._totals)
-            total.copy_(self._table[0].tensor(part, start * item))
-            for other in self._table[1:]:
-                total += other.tensor(part, start * item)
+        if stop > start:
+            total = mine.view(stop - start, dtype, self._totals)
+            first, *others = [segment.view(stop - start, dtype, start * item) for segment in self._table]
+            total.copy_(first)
+            for other in others:
+                total += other
         dist.barrier()
-        for other, (start, stop) in zip(self._table, bounds, strict=True):
+        for segment, (start, stop) in reversed(list(zip(self._table, bounds, strict=True))):
             if stop > start:
-                flat[start:stop].copy_(other.tensor(flat[start:stop], self._totals))
+                stream.take(begin + start, segment.view(stop - start, dtype, self._totals))
 
     def sum_and_look(self, flat: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
         """As `_sum`; whoever sums a chunk looks at everybody's part of it where it lies."""
@@ -244,7 +267,7 @@ class SharedMemory:
         # Chunks begin at one place for vectors of all lengths: a worker that goes on to the next sum must not write its
         # input over a chunk of this one that another has still to read.
         self._totals = -(-inputs // 64) * 64
-        bytes = self._totals + -(-self._totals // self.size) + 64
+        bytes = self._totals + -(-self._totals // self.size) + 8 * _LINE + 64
         own = Segment.make(bytes)
         rows = self._gather_objects(own.handle)
         self._table = [

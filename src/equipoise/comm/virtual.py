@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..errors import PeerLost, WorkerError
-from .base import Comm, Pending
+from .base import Comm, Pending, Stream
 from .ledger import Ledger
 from .look import Look, in_one_place, look_cost
 from .network import Cluster
@@ -274,6 +274,9 @@ class VirtualComm(Comm):
 
         seconds = self._world.cluster.mean(tensor.numel() * tensor.element_size())
         self._meet(_of("sum", tensor), tensor, combine, seconds)
+
+    def _sum_stream(self, stream: Stream) -> None:
+        self._sum_whole(stream)
 
     @torch.no_grad()
     def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..context import Context
 from ..errors import UserError
 
 SOURCES = ("train", "last", "fresh")
-_STEPS = {"train": 4, "last": 1, "fresh": 0}  # before a round, whose gradients are measured
+STEPS = {"train": 4, "last": 1, "fresh": 0}  # before a round, whose gradients are measured
 _PARTS = 4  # of a fresh batch, from whose spread its noise is estimated
 _LEAST = 0.1  # of the measured norm that is left when noise seems to explain all of it
 
@@ -47,7 +48,7 @@ class Norms:
 
         A gradient without examples says nothing.
         """
-        if left >= _STEPS[self.source] or not self.context.clock.batch:
+        if left >= STEPS[self.source] or not self.context.clock.batch:
             return
         measured = norms_of([p.grad for p in self.flat.parameters.values() if p.grad is not None])
         if len(measured) < len(self.flat.slices):  # a layer that this batch did not reach
@@ -56,14 +57,14 @@ class Norms:
                 [measured.new_zeros(()) if p.grad is None else next(every) for p in self.flat.parameters.values()]
             )
         if self.source == "train":
-            self._add(measured, torch.zeros_like(measured))
+            self._add(measured)
         else:
             self.last = measured
 
     def at_round(self) -> torch.Tensor | None:
         """The norm of each layer's gradient; None for a worker that knows of none that is finite."""
         if self.source == "last" and self.last is not None:
-            self._add(self.last, torch.zeros_like(self.last))
+            self._add(self.last)
             self.last = None
         elif self.source == "fresh":
             self._add(*self._measure())
@@ -83,15 +84,14 @@ class Norms:
         for name, value in state.items():
             setattr(self, name, value)
 
-    def _measure(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _measure(self) -> tuple[torch.Tensor, ...]:
         """Norms of a fresh gradient, or their squares and what noise adds to them."""
         context = self.context
         assert context.probe is not None
         examples = self.examples or int(context.reference)
         parts = list(context.probe.gradients(context.clock.rounds, examples, _PARTS if self.debias else 1))
         if not self.debias:
-            norms = norms_of(parts[0])
-            return norms, torch.zeros_like(norms)
+            return (norms_of(parts[0]),)
         mean = torch._foreach_add(parts[0], parts[1])
         for part in parts[2:]:
             torch._foreach_add_(mean, part)
@@ -99,11 +99,12 @@ class Norms:
         spread = torch.stack([norms_of(part).square() for part in parts]).mean(0) - level
         return level, spread / (len(parts) - 1)
 
-    def _add(self, values: torch.Tensor, noise: torch.Tensor) -> None:
-        both = torch.stack([values, noise])
-        self.sound = bool(both.isfinite().all())
+    def _add(self, *values: torch.Tensor) -> None:
+        """Norms, and where it is known the noise in them."""
+        self.sound = all(math.isfinite(float(one.sum())) for one in values)
         if self.sound:  # what is not finite would stay for ever
-            self.smoothed.mul_(self.smoothing).add_(both, alpha=1.0 - self.smoothing)
+            for smoothed, one in zip(self.smoothed, values, strict=False):
+                smoothed.mul_(self.smoothing).add_(one, alpha=1.0 - self.smoothing)
             self.count += 1
 
 
@@ -111,4 +112,7 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The l2 norm of each, in float64."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    return torch.stack([n.double() for n in torch._foreach_norm(list(tensors))]).cpu()
+    norms = list(torch._foreach_norm(list(tensors)))
+    if len({n.dtype for n in norms}) > 1:
+        norms = [n.double() for n in norms]
+    return torch.stack(norms).double().cpu()

@@ -8,12 +8,14 @@ convex loss.
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from ..comm.base import Comm
+from ..comm.base import Comm, Stream
 from ..comm.ledger import mean_cost
 from ..errors import UserError
 from ..method import option
@@ -70,7 +72,6 @@ class GradientWeighted(Sync):
         self.middle: torch.Tensor | None = None
         self.pace = self.since = 0  # this worker's steps in the last round and in this one
         self.own = torch.zeros(self.weights, dtype=torch.float64)  # its share of the last centre
-        self._message: torch.Tensor | None = None
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.middle is None:
@@ -86,40 +87,52 @@ class GradientWeighted(Sync):
         weights = self.own.new_zeros(self.weights)
         if norms is not None and finite:
             weights = inverse_powers(self.levels(norms), self.exponent, self.epsilon)
-        totals = self._gather(x, weights)
+        totals = self._round(x, weights, finite)
         self.context.clock.rounds += 1
         self.own = torch.where(totals > 0, weights / totals, 0.0)
-        if finite:
-            for part, centre, total in zip(self._parts(x), self._parts(self.middle), totals.tolist(), strict=True):
-                if total > 0:
-                    part.lerp_(centre, self.pull)
-        else:
+        if not finite:
             x.copy_(self.middle)  # a model that was lost goes on from the others'
         self.pace, self.since = self.since, 0
 
-    def _gather(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Replace the centre by sum_m w_m x_m / sum_m w_m: one collective of [w x | w]; the sums of w by layer.
+    def _round(self, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
+        """Replace the centre by sum_m w_m x_m / sum_m w_m and pull x to it; the sums of w by layer.
 
-        Where all weights are zero the centre stays what it was.
+        One collective of [w x | w]. The sums of w come first: with them the rest is used where it lies. Where all weights are
+        zero the centre stays what it was.
         """
         assert self.middle is not None
-        if self._message is None:
-            self._message = x.new_zeros(len(x) + self.weights, dtype=torch.promote_types(x.dtype, torch.float32))
-        message, body = self._message, self._message[: len(x)]
-        for part, layer, weight in zip(self._parts(body), self._parts(x), weights.tolist(), strict=True):
-            torch.mul(layer.to(part.dtype), weight, out=part) if weight else part.zero_()
-        message[len(x) :] = weights
-        self.context.comm.sum(message)
-        totals = message[len(x) :].double().cpu()
-        for part, centre, total in zip(self._parts(body), self._parts(self.middle), totals.tolist(), strict=True):
-            if total > 0:
-                torch.div(part, total, out=centre)
+        length, layers, middle, factors = len(x), self._layers(), self.middle, weights.tolist()
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        totals = torch.empty_like(weights)
+
+        def fill(start: int, out: torch.Tensor) -> None:
+            stop = start + len(out)
+            if stop > length:
+                tail = max(start, length)
+                out[tail - start :].copy_(weights[tail - length : stop - length])
+            for layer, a, b in _within(layers, start, stop):
+                part = out[a - start : b - start]
+                torch.mul(x[a:b].to(dtype), factors[layer], out=part) if factors[layer] else part.zero_()
+
+        def take(start: int, total: torch.Tensor) -> None:
+            stop = start + len(total)
+            if stop > length:
+                tail = max(start, length)
+                totals[tail - length : stop - length].copy_(total[tail - start :])
+            for layer, a, b in _within(layers, start, stop):
+                if (weight := float(totals[layer])) > 0:
+                    torch.div(total[a - start : b - start], weight, out=middle[a:b])
+                    if pulled:
+                        x[a:b].lerp_(middle[a:b], self.pull)
+
+        self.context.comm.sum_stream(Stream(length + self.weights, dtype, x.device, fill, take))
         return totals
 
-    def _parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """What shares a weight: the whole vector, or its layers."""
+    def _layers(self) -> list[tuple[int, int]]:
+        """Start and stop of what shares a weight: the whole vector, or a layer."""
         assert self.context.flat is not None
-        return [vector] if self.weights == 1 else list(self.context.flat.layers(vector).values())
+        slices = self.context.flat.slices
+        return [(0, slices[-1].stop)] if self.weights == 1 else [(s.start, s.stop) for s in slices]
 
     @property
     def largest_weight(self) -> float:
@@ -145,6 +158,15 @@ class GradientWeighted(Sync):
 
     def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return mean_cost(elements + self.weights, max(itemsize, 4), rank, size) if due else (0, 0)
+
+
+def _within(layers: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The layers that have elements from start to stop: which, and from where to where."""
+    for number in range(bisect_right(layers, start, key=lambda layer: layer[1]), len(layers)):
+        a, b = layers[number]
+        if a >= stop:
+            break
+        yield number, max(a, start), min(b, stop)
 
 
 def inverse_powers(norms: torch.Tensor, exponent: float, epsilon: float) -> torch.Tensor:
