@@ -42,9 +42,10 @@ def alone(
 
 def in_sequence(products: np.ndarray, gram: np.ndarray, decide: Decide) -> Decided:
     """`<S + s_1 v_1 + ... + s_(k-1) v_(k-1), v_k>` is a sum of numbers that are known: a loop over scalars."""
-    signs = np.zeros(len(products))
+    signs, running = np.zeros(len(products)), products.copy()
     for k in range(len(products)):
-        signs[k] = decide(float(products[k] + gram[k, :k] @ signs[:k]), float(gram[k, k]))
+        signs[k] = decide(float(running[k]), float(gram[k, k]))
+        running += signs[k] * gram[k]
     return Decided(signs, gram.diagonal().copy(), _cross(gram))
 
 

@@ -16,6 +16,7 @@ from .rules import Places, Rule, rule_of
 from .watch import Call, calls_of, refuse_batch_norm
 
 _ROUNDING = 32  # units of the last place
+_SELDOM = 4  # views from one look at the gradient to the next
 _TOLERANCE = 0.05  # of the norm of a parameter's gradient: half precision differs by more than rounding
 
 
@@ -79,12 +80,14 @@ class Exact(Signal):
         """The gradients of the weights that are the sum over these examples and nothing else.
 
         A penalty, a hook on the gradient or half precision would make S drift, so one row of one layer is computed
-        again every time, of every layer the first time; a layer that fails once is not trusted any more.
+        again every few views, of every layer in the first; a layer that fails once is not trusted any more.
         """
         known = [part for part in view.whole if isinstance(part, Outer) and part.weight in self.trusted]
-        self.turn += 1
-        for part in known if self.turn == 1 else known[self.turn % len(known) :][:1] if known else []:
-            row, gradient = self.turn % part.shape[3], self._gradient_at(part.weight)
+        turn, rest = divmod(self.views, _SELDOM)
+        self.views += 1
+        doubted = known if self.views == 1 else known[turn % len(known) :][:1] if known and not rest else []
+        for part in doubted:
+            row, gradient = self.views % part.shape[3], self._gradient_at(part.weight)
             b, a = part.b[:, :, row].flatten(), part.a.flatten(0, 1)
             room = _ROUNDING * torch.finfo(self.dtype).eps * float(b.norm() * a.norm())
             if gradient is None or float((gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()) > room:
@@ -105,7 +108,7 @@ class Exact(Signal):
             self.place[id(p)] = (self.dimension, self.dimension + p.numel())
             self.dimension += p.numel()
         self.trusted: dict[Place | None, nn.Parameter] = {self.place[id(p)]: p for p in self.parameters}
-        self.turn = 0
+        self.views = 0
         self.rules: dict[nn.Module, Rule] = {}
         for module in model.modules():
             rule = rule_of(module)
@@ -162,6 +165,8 @@ class Exact(Signal):
 
     def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
         """Evenly spaced coordinates of the gradient: enough for its norm, nothing beside a step."""
+        if all(gradient is None for gradient in gradients):
+            return self.one.new_zeros(1)
         stride, found = max(1, self.dimension // SAMPLE), []
         for p, gradient in zip(self.parameters, gradients, strict=True):
             if id(p) in self.place:
