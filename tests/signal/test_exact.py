@@ -160,21 +160,9 @@ def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used() -> None:
     assert not view.summed
 
 
-class Bare(nn.Module):
-    """A parameter that is in no layer, and a layer whose weight is used behind its back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(7))
-        self.one, self.two = nn.Linear(7, 7), nn.Linear(7, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.two(torch.tanh(self.one(x + self.bias))) + (x @ self.one.weight)[:, :3]
-
-
 def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model, inputs = Bare().double(), torch.randn(6, 7, dtype=torch.float64)
+    model, inputs = models.Bare().double(), torch.randn(6, 7, dtype=torch.float64)
     rows = models.gradients(model, inputs)
     rows[:, : 7 + 49] = 0  # the bare parameter and the weight that is used twice
     signal = eq.signal.Exact().bind(Context(current_comm()))

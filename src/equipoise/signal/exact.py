@@ -149,7 +149,7 @@ class Exact(Signal):
             return
         share = sum(size for _, size in missed) / self.dimension
         names = ", ".join(name for name, _ in missed[:6]) + (", ..." if len(missed) > 6 else "")
-        other = "--order.signal batch --order.group SIZE orders groups of examples by their whole gradients"
+        other = "--order.signal forward sees all of any model, --order.signal batch --order.group SIZE whole groups"
         if not self.place:
             raise UserError(f"no parameter lies in a layer whose factors are known ({names}): {other}")
         if self.context.rank == 0:
