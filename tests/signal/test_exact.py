@@ -33,10 +33,10 @@ def seen(signal: eq.signal.Exact, model: nn.Module, inputs: torch.Tensor, passes
     return signal.view()
 
 
-@pytest.fixture(params=models.CASES)
+@pytest.fixture(params=[*models.CASES, *models.FUSED])
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(3)
-    make, draw = models.CASES[request.param]
+    make, draw = {**models.CASES, **models.FUSED}[request.param]
     inputs = draw(6)
     return make().double(), inputs.double() if inputs.is_floating_point() else inputs
 
@@ -176,10 +176,35 @@ def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCapture
 
 
 def test_a_model_without_any_rule_is_refused_with_the_alternative() -> None:
-    model, inputs = nn.LSTM(3, 2, batch_first=True), torch.randn(4, 5, 3)
+    model, inputs = nn.Bilinear(3, 3, 2), torch.randn(4, 3)
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    with pytest.raises(UserError, match=r"--order.signal batch"), signal.watching(model, 4):
-        model(inputs)[0].sum().backward()
+    with pytest.raises(UserError, match=r"--order.signal forward.*--order.signal batch"), signal.watching(model, 4):
+        model(inputs, inputs).sum().backward()
+
+
+def test_a_recurrent_layer_that_cannot_be_repeated_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Dropout between its layers: nobody can know which numbers were dropped."""
+    model = models.Recurrent(nn.LSTM(6, 5, 2, batch_first=True, dropout=0.5)).double()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        view = watched(model, models.words(6))
+    assert "layer.weight_ih_l0" in caplog.text
+    assert not any(place[0] >= 66 and place[1] <= view.dimension - 18 for p in view.parts for place in p.places())
+
+
+def test_states_that_are_given_to_a_recurrent_layer() -> None:
+    torch.manual_seed(0)
+
+    class Carried(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            start = x[:, :1, :3].transpose(0, 1).contiguous()
+            return self.layer(x, (start, 2 * start))[0].flatten(1)
+
+    model, inputs = Carried().double(), torch.randn(6, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(rows_of(watched(model, inputs)), models.gradients(model, inputs), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", [eq.signal.Exact, eq.signal.Projection, eq.signal.LastLayer])

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import UserError
 from .base import SAMPLE, Signal
+from .fused import FusedCall, fused_calls, is_fused
 from .layers import Layers
 from .parts import Outer, Part, Place
 from .rules import Places, Rule, rule_of
@@ -26,10 +27,10 @@ class Exact(Signal):
 
         <S, g_i> = sum over layers of sum_t b_it' S a_it
 
-    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included. The first pass compares
-    the sum over examples with what backward computed: a parameter for which they differ (a bare parameter, a layer
-    without a rule, a weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only
-    sees less.
+    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included, and the linear maps inside
+    LSTM, GRU, RNN and MultiheadAttention, which are repeated to find them. The first pass compares the sum over
+    examples with what backward computed: a parameter for which they differ (a bare parameter, a layer without a rule,
+    a weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only sees less.
 
     The first dimension of every layer's input must be the examples. The view holds until the next pass begins.
 
@@ -49,13 +50,15 @@ class Exact(Signal):
             earlier = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
         elif not self.passes:
             self.before = self._sample(self._gradients())
-        with calls_of(self.layers) as calls:
+        with calls_of(self.layers) as calls, fused_calls(self.fused) as hidden:
             yield
+        parts = self._parts(calls, hidden, examples)
         if model is not self.model:
-            self._leave_out_misfits(calls, earlier, examples)
+            if self._leave_out_misfits(parts, earlier, examples):
+                parts = self._parts(calls, hidden, examples)
             self.before = self._sample(earlier)
             self.model = model
-        self.passes.append((self._parts(calls, examples), examples))
+        self.passes.append((parts, examples))
 
     def forget(self) -> None:
         self.passes = []
@@ -115,6 +118,7 @@ class Exact(Signal):
             if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
                 self.rules[module] = rule
         self.layers = list(self.rules)
+        self.fused = [m for m in model.modules() if is_fused(m) and any(p.requires_grad for p in m.parameters())]
         self.dtype = torch.float64 if self.parameters[0].dtype == torch.float64 else torch.float32
         self.one = torch.ones((), dtype=self.dtype, device=self.parameters[0].device)
 
@@ -122,19 +126,20 @@ class Exact(Signal):
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         return self.place.get(id(weight)), self.place.get(id(bias))
 
-    def _parts(self, calls: list[Call], examples: int) -> list[Part]:
-        parts = []
+    def _parts(self, calls: list[Call], hidden: list[FusedCall], examples: int) -> list[Part]:
+        parts: list[Part] = []
         for call in calls:
             places = self._places(call.module)
             if len(call.a) == examples == call.shape[0] and any(places):
                 part = call.part(self.rules[call.module], places, self.dtype)
                 if part is not None:
                     parts.append(part)
+        for use in hidden:
+            parts += use.parts(lambda p: self.place.get(id(p)), examples, self.dtype)
         return parts
 
     @torch.no_grad()
-    def _leave_out_misfits(self, calls: list[Call], earlier: list[torch.Tensor | None], examples: int) -> None:
-        parts = self._parts(calls, examples)
+    def _leave_out_misfits(self, parts: list[Part], earlier: list[torch.Tensor | None], examples: int) -> bool:
         seen = Layers(parts, self.one.new_ones(examples), self.dimension)
         vector = seen.vector(self.one.new_ones(examples))
         missed = []
@@ -146,7 +151,7 @@ class Exact(Signal):
                 missed.append((name, p.numel()))
                 del self.place[id(p)]
         if not missed:
-            return
+            return False
         share = sum(size for _, size in missed) / self.dimension
         names = ", ".join(name for name, _ in missed[:6]) + (", ..." if len(missed) > 6 else "")
         other = "--order.signal forward sees all of any model, --order.signal batch --order.group SIZE whole groups"
@@ -159,6 +164,7 @@ class Exact(Signal):
                 names,
                 other,
             )
+        return True
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [p.grad for p in self.parameters]
