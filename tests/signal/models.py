@@ -48,6 +48,53 @@ class Attention(nn.Module):
         return (x + self.out(h)).mean(1)
 
 
+class Bare(nn.Module):
+    """A parameter that is in no layer, and a layer whose weight is used behind its back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(7))
+        self.one, self.two = nn.Linear(7, 7), nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.tanh(self.one(x + self.bias))) + (x @ self.one.weight)[:, :3]
+
+
+class Recurrent(nn.Module):
+    """Words in, one answer out, through a recurrent layer: all states and the last one are used."""
+
+    def __init__(self, layer: nn.RNNBase, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.table, self.layer, self.dropout = nn.Embedding(11, 6), layer, nn.Dropout(dropout)
+        ways = 2 if layer.bidirectional else 1
+        self.head = nn.Linear(ways * layer.hidden_size, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = self.table(x)
+        states, last = self.layer(words if self.layer.batch_first else words.transpose(0, 1))
+        states = states if self.layer.batch_first else states.transpose(0, 1)
+        ends = sum(end.sum((0, 2)) for end in (last if isinstance(last, tuple) else (last,)))
+        return self.head(self.dropout(states)).mean(1) + ends[:, None]
+
+
+class Fused(nn.Module):
+    """`nn.MultiheadAttention`, words first or examples first, of itself or of something else."""
+
+    def __init__(self, cross: bool = False, masked: bool = False, **options: bool) -> None:
+        super().__init__()
+        self.cross, self.masked, self.first = cross, masked, options.get("batch_first", False)
+        self.attention = nn.MultiheadAttention(8, 2, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = x if self.first else x.transpose(0, 1)
+        other = torch.tanh(turned.flip(1 if self.first else 0)) if self.cross else turned
+        padded = torch.tensor([[False] * 4 + [True]]).expand(len(x), -1) if self.masked else None
+        mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype) if self.masked else None
+        padding = None if padded is None else torch.zeros(padded.shape, dtype=x.dtype).masked_fill(padded, -torch.inf)
+        found = self.attention(turned, other, other, key_padding_mask=padding, attn_mask=mask)[0]
+        return (found if self.first else found.transpose(0, 1)).mean(1)
+
+
 def vectors(*shape: int) -> Callable[[int], torch.Tensor]:
     return lambda count: torch.randn(count, *shape)
 
@@ -93,6 +140,21 @@ CASES: dict[str, Case] = {
     "one layer twice": (Twice, vectors(7)),
     "attention": (Attention, vectors(5, 8)),
     "partly frozen": (lambda: frozen(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))), vectors(7)),
+}
+
+
+FUSED: dict[str, Case] = {
+    "lstm": (lambda: Recurrent(nn.LSTM(6, 5, batch_first=True)), words),
+    "deep lstm both ways": (lambda: Recurrent(nn.LSTM(6, 4, 2, bidirectional=True, bias=False)), words),
+    "gru": (lambda: Recurrent(nn.GRU(6, 5, 2, batch_first=True)), words),
+    "rnn": (lambda: Recurrent(nn.RNN(6, 5)), words),
+    "fused attention": (lambda: Fused(batch_first=True), vectors(5, 8)),
+    "fused attention of others": (lambda: Fused(cross=True), vectors(5, 8)),
+    "masked attention": (lambda: Fused(masked=True, batch_first=True, bias=False), vectors(5, 8)),
+    "encoder layer": (
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True), nn.Flatten()),
+        vectors(5, 8),
+    ),
 }
 
 

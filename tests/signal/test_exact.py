@@ -33,10 +33,10 @@ def seen(signal: eq.signal.Exact, model: nn.Module, inputs: torch.Tensor, passes
     return signal.view()
 
 
-@pytest.fixture(params=models.CASES)
+@pytest.fixture(params=[*models.CASES, *models.FUSED])
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(3)
-    make, draw = models.CASES[request.param]
+    make, draw = {**models.CASES, **models.FUSED}[request.param]
     inputs = draw(6)
     return make().double(), inputs.double() if inputs.is_floating_point() else inputs
 
@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used() -> None:
     with signal.watching(model, 6):  # on top of what is there
         models.loss(model(inputs)).backward()
     assert not signal.view().summed
-    for _ in range(2):  # the layers are looked at in turn
+    for _ in range(9):  # the layers are looked at in turn, now and then
         model.zero_grad()
         with signal.watching(model, 6):
             (models.loss(model(inputs)) + 1e-6 * sum(p.pow(2).sum() for p in model.parameters())).backward()
@@ -160,21 +160,9 @@ def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used() -> None:
     assert not view.summed
 
 
-class Bare(nn.Module):
-    """A parameter that is in no layer, and a layer whose weight is used behind its back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(7))
-        self.one, self.two = nn.Linear(7, 7), nn.Linear(7, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.two(torch.tanh(self.one(x + self.bias))) + (x @ self.one.weight)[:, :3]
-
-
 def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model, inputs = Bare().double(), torch.randn(6, 7, dtype=torch.float64)
+    model, inputs = models.Bare().double(), torch.randn(6, 7, dtype=torch.float64)
     rows = models.gradients(model, inputs)
     rows[:, : 7 + 49] = 0  # the bare parameter and the weight that is used twice
     signal = eq.signal.Exact().bind(Context(current_comm()))
@@ -188,10 +176,35 @@ def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCapture
 
 
 def test_a_model_without_any_rule_is_refused_with_the_alternative() -> None:
-    model, inputs = nn.LSTM(3, 2, batch_first=True), torch.randn(4, 5, 3)
+    model, inputs = nn.Bilinear(3, 3, 2), torch.randn(4, 3)
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    with pytest.raises(UserError, match=r"--order.signal batch"), signal.watching(model, 4):
-        model(inputs)[0].sum().backward()
+    with pytest.raises(UserError, match=r"--order.signal forward.*--order.signal batch"), signal.watching(model, 4):
+        model(inputs, inputs).sum().backward()
+
+
+def test_a_recurrent_layer_that_cannot_be_repeated_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Dropout between its layers: nobody can know which numbers were dropped."""
+    model = models.Recurrent(nn.LSTM(6, 5, 2, batch_first=True, dropout=0.5)).double()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        view = watched(model, models.words(6))
+    assert "layer.weight_ih_l0" in caplog.text
+    assert not any(place[0] >= 66 and place[1] <= view.dimension - 18 for p in view.parts for place in p.places())
+
+
+def test_states_that_are_given_to_a_recurrent_layer() -> None:
+    torch.manual_seed(0)
+
+    class Carried(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            start = x[:, :1, :3].transpose(0, 1).contiguous()
+            return self.layer(x, (start, 2 * start))[0].flatten(1)
+
+    model, inputs = Carried().double(), torch.randn(6, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(rows_of(watched(model, inputs)), models.gradients(model, inputs), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", [eq.signal.Exact, eq.signal.Projection, eq.signal.LastLayer])

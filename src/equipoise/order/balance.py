@@ -42,9 +42,10 @@ def alone(
 
 def in_sequence(products: np.ndarray, gram: np.ndarray, decide: Decide) -> Decided:
     """`<S + s_1 v_1 + ... + s_(k-1) v_(k-1), v_k>` is a sum of numbers that are known: a loop over scalars."""
-    signs = np.zeros(len(products))
+    signs, running = np.zeros(len(products)), products.copy()
     for k in range(len(products)):
-        signs[k] = decide(float(products[k] + gram[k, :k] @ signs[:k]), float(gram[k, k]))
+        signs[k] = decide(float(running[k]), float(gram[k, k]))
+        running += signs[k] * gram[k]
     return Decided(signs, gram.diagonal().copy(), _cross(gram))
 
 
@@ -63,6 +64,8 @@ def balance(
 
     <S_k, v_k> = <S, v_k> + sum_{j<k} s_j <v_j, v_k>
     """
+    if view.stale:
+        return _at_once(total, view, terms, decide, centre)
     products, gram = projected(total, view, terms, centre)
     if view.regions():
         return _streamed(total, view, terms, decide, centre, products, gram)
@@ -71,6 +74,24 @@ def balance(
     if centre is not None:
         total.add_(centre, alpha=-float(decided.signs.sum()))
     return decided
+
+
+def _at_once(
+    total: torch.Tensor, view: View, terms: np.ndarray, decide: Decide, centre: torch.Tensor | None
+) -> Decided:
+    """All signs against the S of the beginning. Nobody knows the length of a term: that of their signed sum, which is
+    what S has grown by, tells the mean square.
+    """
+    products = terms @ view.products(total).double().cpu().numpy()
+    if centre is not None:
+        products -= float(total @ centre)
+    before = float(total @ total)
+    signs = np.array([float(decide(float(product), float("nan"))) for product in products])
+    view.add_to(total, _tensor(signs @ terms, total))
+    if centre is not None:
+        total.add_(centre, alpha=-float(signs.sum()))
+    square = max(0.0, float(total @ total) - before - 2 * float(signs @ products)) / len(terms)
+    return Decided(signs, np.full(len(terms), square), float("nan"))
 
 
 def projected(

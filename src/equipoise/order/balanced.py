@@ -15,7 +15,10 @@ from ..signal.base import View
 from .balancer import Balancer
 from .base import Order
 
-_SIGNAL = "what is seen of a gradient: all of it, a projection, the last layer, or the gradient of a whole group"
+_SIGNAL = "what is seen of a gradient: all of it layer by layer or in forward mode, a sketch, the last layer, or a whole group's"
+
+
+SEEN = ("exact", "forward", "projection", "last-layer", "batch")
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Balanced(Order):
     STATE: ClassVar[tuple[str, ...]] = ("learned",)
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 
-    signal: str = option("exact", help=_SIGNAL, choices=("exact", "projection", "last-layer", "batch"))
+    signal: str = option("exact", help=_SIGNAL, choices=SEEN)
     sign: str = option("greedy", help="sign rule", choices=("greedy", "halving", "walk"))
     group: int = option(1, help="examples that stay together and are ordered as one", least=1)
 
@@ -35,6 +38,12 @@ class Balanced(Order):
             raise UserError(
                 f"{type(self).__name__}(signal='batch'): it sees one gradient per group: set group to the batch size, or "
                 "to a divisor of it (the batch is then taken in passes of that size)"
+            )
+
+        if self.signal == "forward" and self.sign != "greedy":
+            raise UserError(
+                f"{type(self).__name__}(signal='forward', sign={self.sign!r}): forward mode tells no norms, which this sign rule "
+                "needs: use sign = greedy, or signal = exact"
             )
 
     def start(self) -> None:

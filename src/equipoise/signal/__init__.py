@@ -5,6 +5,7 @@ from typing import Any
 from .base import Signal as Signal
 from .base import View as View
 from .exact import Exact as Exact
+from .forward import Forward as Forward
 from .group_gradient import GroupGradient as GroupGradient
 from .last_layer import LastLayer as LastLayer
 from .layers import layers_from
@@ -13,6 +14,7 @@ from .rows import Rows as Rows
 
 SIGNALS: dict[str, type[Signal]] = {
     "exact": Exact,
+    "forward": Forward,
     "projection": Projection,
     "last-layer": LastLayer,
     "batch": GroupGradient,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ class View(ABC):
     sizes: list[int]  # examples behind each vector, in the order of the batch
     dimension: int
     sample: torch.Tensor | None = None  # the sum of all vectors over the examples, in a few fixed coordinates
+    stale: ClassVar[bool] = False  # is `gram` too dear to be asked? Then all signs go by `products` alone
 
     @abstractmethod
     def products(self, vector: torch.Tensor) -> torch.Tensor:
@@ -94,3 +96,14 @@ class Signal(Method):
     @abstractmethod
     def view(self) -> View:
         """The examples of all passes since the last view, in order."""
+
+
+def sample_of(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Evenly spaced coordinates of the gradient: enough for its norm, nothing beside a step."""
+    parameters = list(parameters)
+    stride = max(1, sum(p.numel() for p in parameters) // SAMPLE)
+    found = []
+    for p in parameters:
+        empty = torch.zeros(-(-p.numel() // stride), dtype=p.dtype, device=p.device)
+        found.append(empty if p.grad is None else p.grad.detach().reshape(-1)[::stride])
+    return torch.cat(found).to(torch.float64 if parameters[0].dtype == torch.float64 else torch.float32)

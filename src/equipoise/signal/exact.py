@@ -10,12 +10,14 @@ from torch import nn
 
 from ..errors import UserError
 from .base import SAMPLE, Signal
+from .fused import FusedCall, fused_calls, is_fused
 from .layers import Layers
 from .parts import Outer, Part, Place
 from .rules import Places, Rule, rule_of
 from .watch import Call, calls_of, refuse_batch_norm
 
 _ROUNDING = 32  # units of the last place
+_SELDOM = 4  # views from one look at the gradient to the next
 _TOLERANCE = 0.05  # of the norm of a parameter's gradient: half precision differs by more than rounding
 
 
@@ -25,10 +27,10 @@ class Exact(Signal):
 
         <S, g_i> = sum over layers of sum_t b_it' S a_it
 
-    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included. The first pass compares
-    the sum over examples with what backward computed: a parameter for which they differ (a bare parameter, a layer
-    without a rule, a weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only
-    sees less.
+    Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included, and the linear maps inside
+    LSTM, GRU, RNN and MultiheadAttention, which are repeated to find them. The first pass compares the sum over
+    examples with what backward computed: a parameter for which they differ (a bare parameter, a layer without a rule,
+    a weight used elsewhere too) is left out, and the log says so once. The order stays valid, it only sees less.
 
     The first dimension of every layer's input must be the examples. The view holds until the next pass begins.
 
@@ -48,13 +50,15 @@ class Exact(Signal):
             earlier = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
         elif not self.passes:
             self.before = self._sample(self._gradients())
-        with calls_of(self.layers) as calls:
+        with calls_of(self.layers) as calls, fused_calls(self.fused) as hidden:
             yield
+        parts = self._parts(calls, hidden, examples)
         if model is not self.model:
-            self._leave_out_misfits(calls, earlier, examples)
+            if self._leave_out_misfits(parts, earlier, examples):
+                parts = self._parts(calls, hidden, examples)
             self.before = self._sample(earlier)
             self.model = model
-        self.passes.append((self._parts(calls, examples), examples))
+        self.passes.append((parts, examples))
 
     def forget(self) -> None:
         self.passes = []
@@ -79,12 +83,14 @@ class Exact(Signal):
         """The gradients of the weights that are the sum over these examples and nothing else.
 
         A penalty, a hook on the gradient or half precision would make S drift, so one row of one layer is computed
-        again every time, of every layer the first time; a layer that fails once is not trusted any more.
+        again every few views, of every layer in the first; a layer that fails once is not trusted any more.
         """
         known = [part for part in view.whole if isinstance(part, Outer) and part.weight in self.trusted]
-        self.turn += 1
-        for part in known if self.turn == 1 else known[self.turn % len(known) :][:1] if known else []:
-            row, gradient = self.turn % part.shape[3], self._gradient_at(part.weight)
+        turn, rest = divmod(self.views, _SELDOM)
+        self.views += 1
+        doubted = known if self.views == 1 else known[turn % len(known) :][:1] if known and not rest else []
+        for part in doubted:
+            row, gradient = self.views % part.shape[3], self._gradient_at(part.weight)
             b, a = part.b[:, :, row].flatten(), part.a.flatten(0, 1)
             room = _ROUNDING * torch.finfo(self.dtype).eps * float(b.norm() * a.norm())
             if gradient is None or float((gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()) > room:
@@ -105,13 +111,14 @@ class Exact(Signal):
             self.place[id(p)] = (self.dimension, self.dimension + p.numel())
             self.dimension += p.numel()
         self.trusted: dict[Place | None, nn.Parameter] = {self.place[id(p)]: p for p in self.parameters}
-        self.turn = 0
+        self.views = 0
         self.rules: dict[nn.Module, Rule] = {}
         for module in model.modules():
             rule = rule_of(module)
             if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
                 self.rules[module] = rule
         self.layers = list(self.rules)
+        self.fused = [m for m in model.modules() if is_fused(m) and any(p.requires_grad for p in m.parameters())]
         self.dtype = torch.float64 if self.parameters[0].dtype == torch.float64 else torch.float32
         self.one = torch.ones((), dtype=self.dtype, device=self.parameters[0].device)
 
@@ -119,19 +126,20 @@ class Exact(Signal):
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         return self.place.get(id(weight)), self.place.get(id(bias))
 
-    def _parts(self, calls: list[Call], examples: int) -> list[Part]:
-        parts = []
+    def _parts(self, calls: list[Call], hidden: list[FusedCall], examples: int) -> list[Part]:
+        parts: list[Part] = []
         for call in calls:
             places = self._places(call.module)
             if len(call.a) == examples == call.shape[0] and any(places):
                 part = call.part(self.rules[call.module], places, self.dtype)
                 if part is not None:
                     parts.append(part)
+        for use in hidden:
+            parts += use.parts(lambda p: self.place.get(id(p)), examples, self.dtype)
         return parts
 
     @torch.no_grad()
-    def _leave_out_misfits(self, calls: list[Call], earlier: list[torch.Tensor | None], examples: int) -> None:
-        parts = self._parts(calls, examples)
+    def _leave_out_misfits(self, parts: list[Part], earlier: list[torch.Tensor | None], examples: int) -> bool:
         seen = Layers(parts, self.one.new_ones(examples), self.dimension)
         vector = seen.vector(self.one.new_ones(examples))
         missed = []
@@ -143,10 +151,10 @@ class Exact(Signal):
                 missed.append((name, p.numel()))
                 del self.place[id(p)]
         if not missed:
-            return
+            return False
         share = sum(size for _, size in missed) / self.dimension
         names = ", ".join(name for name, _ in missed[:6]) + (", ..." if len(missed) > 6 else "")
-        other = "--order.signal batch --order.group SIZE orders groups of examples by their whole gradients"
+        other = "--order.signal forward sees all of any model, --order.signal batch --order.group SIZE whole groups"
         if not self.place:
             raise UserError(f"no parameter lies in a layer whose factors are known ({names}): {other}")
         if self.context.rank == 0:
@@ -156,12 +164,15 @@ class Exact(Signal):
                 names,
                 other,
             )
+        return True
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [p.grad for p in self.parameters]
 
     def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
         """Evenly spaced coordinates of the gradient: enough for its norm, nothing beside a step."""
+        if all(gradient is None for gradient in gradients):
+            return self.one.new_zeros(1)
         stride, found = max(1, self.dimension // SAMPLE), []
         for p, gradient in zip(self.parameters, gradients, strict=True):
             if id(p) in self.place:

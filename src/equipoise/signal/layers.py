@@ -170,12 +170,12 @@ class Layers(View):
 
 def _split(weights: torch.Tensor, first: int) -> tuple[float, torch.Tensor, torch.Tensor]:
     """The commonest weight of the items from `first` on, all items that have another one, and what they have beside it."""
-    values, counts = weights[first:].unique(return_counts=True)
-    common = values[counts.argmax()]
-    rest = weights.clone()
-    rest[first:] -= common
-    rare = rest.nonzero().flatten()
-    return float(common), rare, rest[rare]
+    values = weights.tolist()
+    common = Counter(values[first:]).most_common(1)[0][0]
+    rare = [i for i, value in enumerate(values) if i < first or value != common]
+    index = torch.tensor(rare, dtype=torch.int64, device=weights.device)
+    beside = [values[i] - (common if i >= first else 0.0) for i in rare]
+    return common, index, torch.tensor(beside, dtype=weights.dtype, device=weights.device)
 
 
 def _pays(part: Part, split: tuple[float, torch.Tensor, torch.Tensor]) -> bool:

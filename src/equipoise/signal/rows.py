@@ -45,7 +45,11 @@ class Rows(View):
     def take(self, items: list[int]) -> Rows:
         return Rows(self.rows[items], [self.sizes[i] for i in items])
 
-    def join(self, later: View) -> Rows:
+    def join(self, later: View) -> View:
+        from .live import Live
+
+        if isinstance(later, Live):
+            return later.after(self)
         assert isinstance(later, Rows)
         return Rows(torch.cat([self.rows, later.rows]), self.sizes + later.sizes)
 
