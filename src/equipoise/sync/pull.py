@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..comm.base import Comm
 from ..comm.ledger import mean_cost
+from ..context import Context
 from ..errors import UserError
 from ..method import option
 from .base import Sync
 from .norms import SOURCES, Norms
+from .shares import BY, HELP, mean_of, scale_of, shares_of
 
 _LARGEST = 60.0  # of |log weight|: what float32 can carry together with the model it multiplies
 
@@ -46,13 +47,14 @@ class GradientWeighted(Sync):
     examples: int | None = option(None, help="of a fresh batch; as many as in a training batch if left out", least=1)
     debias: bool = option(False, help="take the noise of the batch off the norm; needs source = fresh")
     epsilon: float = option(1e-8, help="norms below this count as this", above=0)
+    weights: str = option("size", help=HELP, choices=BY)
 
     def check(self) -> None:
         if self.debias and self.source != "fresh":
             raise UserError("debias measures a batch in parts: pass source='fresh' with it")
         if self.examples is not None and self.source != "fresh":
             raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
-        self.weights = 1  # until a model says how many layers it has
+        self.levelled = 1  # weights of a worker, until a model says how many layers it has
 
     @abstractmethod
     def levels(self, norms: torch.Tensor) -> torch.Tensor:
@@ -61,10 +63,11 @@ class GradientWeighted(Sync):
     def start(self) -> None:
         assert self.context.flat is not None
         self.norms = Norms(self.context, self.source, self.smoothing, self.examples, self.debias)
-        self.weights = len(self.levels(self.norms.smoothed[0]))
+        self.levelled = len(self.levels(self.norms.smoothed[0]))
+        self.context.mean_by_share = self.weights == "size"
         self.middle: torch.Tensor | None = None
         self.pace = self.since = 0  # this worker's steps in the last round and in this one
-        self.own = torch.zeros(self.weights, dtype=torch.float64)  # its share of the last centre
+        self.own = torch.zeros(self.levelled, dtype=torch.float64)  # its share of the last centre
         self._message: torch.Tensor | None = None
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
@@ -78,9 +81,10 @@ class GradientWeighted(Sync):
         assert self.middle is not None
         norms = self.norms.at_round()
         finite = bool(x.sum().isfinite())
-        weights = self.own.new_zeros(self.weights)
+        weights = self.own.new_zeros(self.levelled)
         if norms is not None and finite:
             weights = inverse_powers(self.levels(norms), self.exponent, self.epsilon)
+            weights *= scale_of(self.context, self.weights)
         totals = self._gather(x, weights)
         self.context.clock.rounds += 1
         self.own = torch.where(totals > 0, weights / totals, 0.0)
@@ -99,7 +103,7 @@ class GradientWeighted(Sync):
         """
         assert self.middle is not None
         if self._message is None:
-            self._message = x.new_zeros(len(x) + self.weights, dtype=torch.promote_types(x.dtype, torch.float32))
+            self._message = x.new_zeros(len(x) + self.levelled, dtype=torch.promote_types(x.dtype, torch.float32))
         message, body = self._message, self._message[: len(x)]
         for part, layer, weight in zip(self._parts(body), self._parts(x), weights.tolist(), strict=True):
             torch.mul(layer.to(part.dtype), weight, out=part) if weight else part.zero_()
@@ -114,7 +118,7 @@ class GradientWeighted(Sync):
     def _parts(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """What shares a weight: the whole vector, or its layers."""
         assert self.context.flat is not None
-        return [vector] if self.weights == 1 else list(self.context.flat.layers(vector).values())
+        return [vector] if self.levelled == 1 else list(self.context.flat.layers(vector).values())
 
     @property
     def largest_weight(self) -> float:
@@ -139,7 +143,7 @@ class GradientWeighted(Sync):
         return self.middle
 
     def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(elements + self.weights, max(itemsize, 4), rank, size) if due else (0, 0)
+        return mean_cost(elements + self.levelled, max(itemsize, 4), rank, size) if due else (0, 0)
 
 
 def inverse_powers(norms: torch.Tensor, exponent: float, epsilon: float) -> torch.Tensor:
@@ -153,8 +157,8 @@ def approach(x: torch.Tensor, centre: torch.Tensor, prox: float, pace: int) -> N
         x.lerp_(centre, prox / pace)
 
 
-def elastic(comm: Comm, x: torch.Tensor, centre: torch.Tensor, pull: float) -> None:
-    """The round of EASGD: workers and centre attract each other, and their sum stays."""
-    mean = comm.mean(x.clone())
-    x.lerp_(centre, pull / comm.size)
+def elastic(context: Context, x: torch.Tensor, centre: torch.Tensor, pull: float, weights: str) -> None:
+    """The round of EASGD: workers and centre attract each other, and their sum stays (workers times N pi_m)."""
+    mean = mean_of(context, x.clone(), shares_of(context, weights))
+    x.lerp_(centre, pull / context.size)
     centre.lerp_(mean, pull)
