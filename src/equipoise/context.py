@@ -35,6 +35,7 @@ class Context:
     whole: int = 0  # examples of all workers
     share: float = 0.0  # this worker's part of all examples; 1 / size when all hold as many
     shares: list[float] = field(default_factory=list)  # of all workers by rank, where they are known
+    mean_by_share: bool = False  # does the sync weigh models by share? Then the mean model does too
     reference: float = 1.0  # the batch size that weighs 1: the same on all workers
     flat: Flat | None = None
     loss: float = math.nan  # of this worker's last batch, where the loop tells

@@ -46,7 +46,7 @@ class attach:
     sampler: the `eq.Sampler` of the loop, whose batch rule may then follow the gradients and which knows the batch sizes.
         Its DataLoader must not draw ahead (num_workers=0).
     accumulate: most batches of that sampler for one optimizer step, where the loop accumulates gradients.
-    share: this worker's part of all examples, where workers hold unequal parts; 1 / workers if left out.
+    share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or 1 / workers.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal: gradients are weighted by it.
     All workers must take the same number of steps (`eq.Sampler` sees to that). With `eq.period.TotalSteps` they need not: end the
@@ -95,8 +95,10 @@ class attach:
         self.comm: Comm = current_comm()
         self.flat, self.buffers = Flat(self.model), Buffers(self.model)
         make_equal(self.comm, self.model, self.flat)
-        share = self.share if self.share is not None else 1.0 / self.comm.size
+        own = 1.0 / self.comm.size if self.sampler is None else self.sampler.position.context.share
+        share = self.share if self.share is not None else own
         self.context = Context(self.comm, seed=self.seed, share=share, flat=self.flat)
+        self.context.shares = self.comm.gather_objects(share)
         self.clock, self.context.optimizer, self.context.clip = self.context.clock, self.optimizer, self.clip
         if self.sampler is not None:
             self.sampler.follow(self.context)

@@ -1,7 +1,7 @@
 """Evaluation of the three models that have names, and the result of a run.
 
 - `local`: each worker's own parameters, metrics averaged over workers;
-- `mean`: the average of all workers' parameters;
+- `mean`: the average of all workers' parameters, weighted by their shares of the examples where the sync weighs so;
 - `centre`: the centre variable, where the method has one.
 
 Nothing here changes the training state: vectors are swapped in and back, buffers and generators are restored, and
@@ -21,6 +21,7 @@ from torch import nn
 
 from ..comm.virtual import rng_state, set_rng_state
 from ..data.source import Source
+from ..sync.shares import mean_of, shares_of
 from ..vector import digest
 
 if TYPE_CHECKING:
@@ -74,10 +75,11 @@ def _mean(worker: Trained) -> torch.Tensor:
     x = worker.flat.gather()
     if worker.comm.size == 1:
         return x.clone()
+    shares = shares_of(worker.context) if worker.context.mean_by_share else []
     mean = torch.empty_like(x)
     for start in range(0, len(x), _BLOCK):
         part = slice(start, start + _BLOCK)
-        mean[part] = worker.comm.mean(x[part].double())
+        mean[part] = mean_of(worker.context, x[part].to(torch.float64, copy=True), shares)
     return mean
 
 

@@ -15,6 +15,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import agree, gossip_cost
+from .shares import BY, HELP, shares_of
 
 
 @dataclass
@@ -24,7 +25,8 @@ class ADPSGD(Sync):
         at a round:        worker i has a partner j; both send their models, s_i and s_j, and go on
         at the next one:   x_i <- x_i + (s_j - s_i) / 2,   x_j <- x_j + (s_i - s_j) / 2
 
-    The two corrections are the same numbers with opposite signs: only the optimizers' steps move the mean.
+    The two corrections are the same numbers with opposite signs: only the optimizers' steps move the mean. Where shares
+    differ 1/2 becomes pi_j / (pi_i + pi_j), and the mean is the weighted one.
     Kept of AD-PSGD: averages of two with a random neighbour; they happen in the background, with models that are stale
     when they are used; gradients are taken at a model that has not seen the average yet.
     Not kept: there, a worker averages whenever it is ready and fast ones take more steps. Here all take equally many,
@@ -42,10 +44,12 @@ class ADPSGD(Sync):
 
     topology: Topology = option(Ring(), help="whose edges are paired; undirected")
     seed: int = option(0, help="of the pairs; the same on all workers", least=0)
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
         self.pairs = agree(self.context, Pairs(self.topology, self.seed), "AD-PSGD")
+        self.context.mean_by_share = self.weights == "size"
         self.snapshot = torch.zeros_like(self.context.flat.x)
         self._inbox = torch.zeros_like(self.snapshot)
         self._arrived: torch.Tensor | None = None  # None: no partner
@@ -57,12 +61,18 @@ class ADPSGD(Sync):
         clock, comm = self.context.clock, self.context.comm
         self._land()
         if self._arrived is not None:
-            x.add_(self._arrived.sub_(self.snapshot), alpha=0.5)
+            x.add_(self._arrived.sub_(self.snapshot), alpha=self._weight(clock.rounds - 1))
         self.snapshot.copy_(x)
         partner = [peer for peer, _ in self.pairs.neighbours(clock.rounds, comm.rank)]
         clock.rounds += 1
         self._arrived = self._inbox if partner else None
         self._pending = comm.exchange(dict.fromkeys(partner, self.snapshot), dict.fromkeys(partner, self._inbox))
+
+    def _weight(self, round: int) -> float:
+        """Of the partner of this round in the mean of the two."""
+        shares = shares_of(self.context, self.weights)
+        (partner, half), *_ = self.pairs.neighbours(round, self.context.rank)
+        return shares[partner] / (shares[partner] + shares[self.context.rank]) if shares else half
 
     def finish(self) -> None:
         self._land()
@@ -90,7 +100,15 @@ class ADPSGD(Sync):
     def spectral_gap(self) -> float:
         """1 - ||E[W^T W] - 11^T/n||^(1/2) over the first rounds; W^T W = W for pairs. What a draw does on average."""
         mean = sum(self.pairs.matrix(round) for round in range(WINDOW)) / WINDOW
-        return 1.0 - float(np.linalg.norm(mean - 1.0 / self.pairs.size, 2)) ** 0.5
+        shares = shares_of(self.context, self.weights)
+        if not shares:
+            return 1.0 - float(np.linalg.norm(mean - 1.0 / self.pairs.size, 2)) ** 0.5
+        pi = np.asarray(shares)
+        # P^(1/2) W P^(-1/2), P = diag(pi), which is symmetric.
+        mean *= 2.0 * np.sqrt(np.outer(pi, pi)) / np.add.outer(pi, pi)
+        np.fill_diagonal(mean, 0.0)
+        np.fill_diagonal(mean, 1.0 - mean @ np.sqrt(pi) / np.sqrt(pi))
+        return 1.0 - float(np.linalg.norm(mean - np.sqrt(np.outer(pi, pi)), 2)) ** 0.5
 
     def centre(self) -> torch.Tensor | None:
         return None

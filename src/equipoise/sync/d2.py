@@ -11,6 +11,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, made_lazy, mixing_gap, require_static
+from .shares import BY, HELP, weigh_gradient
 
 _LEAST = -1.0 / 3.0 - 1e-9  # an even ring sits at -1/3 and converges
 
@@ -28,6 +29,7 @@ class D2(Sync):
     per step. Any update that is linear in the gradients keeps it exact, so momentum does; Adam scales each worker's
     gradient on its own, and what vanishes is then the mean of the scaled ones.
     Diverges if W has an eigenvalue below -1/3: such a graph is made lazy, or refused.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Tang et al., D^2: Decentralized Training over Decentralized Data, ICML 2018.
     """
 
@@ -40,6 +42,7 @@ class D2(Sync):
         "auto", help="mix with (I + W) / 2 where W has an eigenvalue below -1/3, or refuse", choices=("auto", "never")
     )
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         bound = agree(self.context, self.topology, "D2")
@@ -55,7 +58,8 @@ class D2(Sync):
         self.correction = torch.zeros_like(self.context.flat.x)
         self.corrected = torch.empty_like(self.correction)  # scratch
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        weigh_gradient(self.context, self.weights)
 
     def after_step(self, x: torch.Tensor) -> None:
         mixed = self.mixing.mix(torch.add(x, self.correction, out=self.corrected))

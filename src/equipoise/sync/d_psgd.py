@@ -11,6 +11,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
+from .shares import BY, HELP
 
 
 @dataclass
@@ -24,6 +25,7 @@ class DPSGD(Sync):
     whose data differ it stops at a distance from the optimum proportional to the step. Any optimizer may take the
     local step; its state stays local. Combining before the step may overlap: the models travel while the gradient is
     computed.
+    Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017.
     """
 
@@ -33,6 +35,7 @@ class DPSGD(Sync):
     combine: str = option("after", help="mix before or after the optimizer step", choices=("before", "after"))
     overlap: bool = option(False, help="let models travel while the gradient is computed; needs combine = before")
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def check(self) -> None:
         if self.overlap and self.combine != "before":
@@ -43,7 +46,7 @@ class DPSGD(Sync):
 
     def start(self) -> None:
         agree(self.context, self.topology, "D-PSGD")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
+        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire], weights=self.weights)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.combine == "after" or not self.context.clock.due:
@@ -65,7 +68,7 @@ class DPSGD(Sync):
 
     @property
     def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
+        return mixing_gap(self.mixing.topology, self.mixing.shares)
 
     def centre(self) -> torch.Tensor | None:
         return None

@@ -11,6 +11,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import Mixing, Wires, agree, require_static
+from .shares import BY, HELP, weigh_gradient
 
 
 @dataclass
@@ -30,6 +31,7 @@ class DeFacto(Sync):
     lets R steps of gathering and R steps of gossip alternate; here no gradient is thrown away. Its choice is H = R.)
     Stores one vector (s); sends one to each neighbour per spectral round, one up and one down the tree.
     Momentum is linear and equals centralised momentum; Adam's moments are each worker's own, so it is not central Adam.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
     """
 
@@ -43,6 +45,7 @@ class DeFacto(Sync):
     factors: str = option(
         "auto", help="how the mean is factorised; auto takes fewer rounds", choices=("auto", "spectral", "tree")
     )
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
@@ -51,15 +54,16 @@ class DeFacto(Sync):
         spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)
         if self._climbs(spectrum, sweeps):
             self.mixing = Mixing(self.context, graph, plan=lambda round: sweeps[round][self.context.rank])
-            self.weights = [(1.0, 0.0)] * len(sweeps)
+            self.sequence = [(1.0, 0.0)] * len(sweeps)
         else:
             self.mixing = Mixing(self.context, graph)
-            self.weights = [(1.0 / (1.0 - mu), -mu / (1.0 - mu)) for mu in spectrum]
+            self.sequence = [(1.0 / (1.0 - mu), -mu / (1.0 - mu)) for mu in spectrum]
         self.gathered = torch.zeros_like(x)
         self.gathered_steps = 0
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
+        weigh_gradient(self.context, self.weights, g)
         clock = self.context.clock
         self.gathered.add_(g)
         self.gathered_steps += 1
@@ -70,13 +74,13 @@ class DeFacto(Sync):
             self.gathered_steps = 0
 
     def after_step(self, x: torch.Tensor) -> None:
-        for round, (scale, keep) in enumerate(self.weights):
+        for round, (scale, keep) in enumerate(self.sequence):
             self.mixing.begin(x, round=round)
             self.mixing.end(x, x, scale=scale, keep=keep)
 
     @property
     def factor_rounds(self) -> int:
-        return len(self.weights)
+        return len(self.sequence)
 
     def centre(self) -> torch.Tensor | None:
         return None

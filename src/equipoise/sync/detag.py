@@ -11,6 +11,7 @@ from ..topology.ring import Ring
 from .accelerated import KINDS, Plan
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost
+from .shares import BY, HELP, weigh_gradient
 
 
 @dataclass
@@ -30,6 +31,7 @@ class DeTAG(Sync):
     step. With `overlap` it travels while the gradient is computed. The update goes through the user's optimizer, and
     momentum makes it DeTAGM. Near the optimum all workers give it the same y, so momentum, Adam and weight decay do
     what they do on one worker.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023.
     """
 
@@ -44,6 +46,7 @@ class DeTAG(Sync):
     gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
     overlap: bool = option(False, help="let messages travel while the gradient is computed")
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
@@ -60,6 +63,7 @@ class DeTAG(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
+        weigh_gradient(self.context, self.weights, g)
         clock = self.context.clock
         if self.first is None:
             self.first = clock.step

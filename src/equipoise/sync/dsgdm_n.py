@@ -10,6 +10,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
+from .shares import BY, HELP
 
 
 @dataclass
@@ -25,6 +26,7 @@ class DSGDmN(Sync):
     The momentum is in the method: use plain SGD. An optimizer with a momentum of its own adds it on top, and two delays
     in a row ask for a far smaller step; Adam takes g + beta m for the gradient. A worker without examples keeps its
     momentum and only mixes.
+    Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: the baseline of Lin et al., Quasi-Global Momentum, ICML 2021.
     """
 
@@ -35,11 +37,12 @@ class DSGDmN(Sync):
     topology: Topology = option(Ring(), help="who talks to whom")
     beta: float = option(0.9, help="of the momentum", least=0, below=1)
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
         agree(self.context, self.topology, "DSGDm-N")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
+        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire], weights=self.weights)
         self.momentum = torch.zeros_like(self.context.flat.x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
@@ -53,7 +56,7 @@ class DSGDmN(Sync):
 
     @property
     def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
+        return mixing_gap(self.mixing.topology, self.mixing.shares)
 
     def centre(self) -> torch.Tensor | None:
         return None

@@ -10,6 +10,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
+from .shares import BY, HELP, weigh_gradient
 
 
 @dataclass
@@ -24,6 +25,7 @@ class DSGT(Sync):
     workers' data differ, on any graph that mixes. Stores two vectors (y and the gradient before); model and tracker lie
     side by side in memory and go to each neighbour as one message of 2 d per step. Any optimizer may take the step
     with y as its gradient: all workers come to the same y, so momentum and Adam do what they do on one worker.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Zhang and You, Decentralized Stochastic Gradient Tracking for Non-convex Empirical Risk Minimization,
     2019.
     """
@@ -36,6 +38,7 @@ class DSGT(Sync):
 
     topology: Topology = option(Ring(), help="who talks to whom")
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
@@ -56,6 +59,7 @@ class DSGT(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
+        weigh_gradient(self.context, self.weights, g)
         if self.started:
             self.tracker.add_(g).sub_(self.gradient_before)
         else:

@@ -9,6 +9,7 @@ from ..comm.ledger import mean_cost
 from ..method import option
 from .base import Sync
 from .pull import elastic
+from .shares import BY, HELP
 
 
 @dataclass
@@ -32,9 +33,11 @@ class EAMSGD(Sync):
         0.9, help="how far the centre moves to the mean at a round; workers move 1 / N of it", least=0, most=1
     )
     delta: float = option(0.9, help="of the momentum", least=0, below=1)
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
+        self.context.mean_by_share = self.weights == "size"
         self.middle: torch.Tensor | None = None
         self.momentum = torch.zeros_like(self.context.flat.x)
 
@@ -49,7 +52,7 @@ class EAMSGD(Sync):
     def after_step(self, x: torch.Tensor) -> None:
         assert self.middle is not None
         self.context.clock.rounds += 1
-        elastic(self.context.comm, x, self.middle, self.pull)
+        elastic(self.context, x, self.middle, self.pull, self.weights)
 
     def centre(self) -> torch.Tensor | None:
         return self.middle

@@ -9,6 +9,7 @@ from ..comm.ledger import mean_cost
 from ..method import option
 from .base import Sync
 from .pull import elastic
+from .shares import BY, HELP
 
 
 @dataclass
@@ -17,7 +18,8 @@ class EASGD(Sync):
 
         x_m <- x_m - (pull / N) (x_m - c);   c <- c + pull (mean of x - c)      both with the values from before
 
-    The sum of all workers and the centre is conserved: a round moves nothing but differences. The centre is everybody's
+    The sum of all workers and the centre is conserved: a round moves nothing but differences. The mean is weighted by
+    the shares of the examples where they differ. The centre is everybody's
     own copy, updated alike, so a round is one collective of the model; it is the model to evaluate. `pull = 0` is no
     communication. Stores the centre. Any optimizer takes the local steps and keeps its state.
     Reference: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NeurIPS 2015 (the synchronous form,
@@ -29,8 +31,10 @@ class EASGD(Sync):
     pull: float = option(
         0.9, help="how far the centre moves to the mean at a round; workers move 1 / N of it", least=0, most=1
     )
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
+        self.context.mean_by_share = self.weights == "size"
         self.middle: torch.Tensor | None = None
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
@@ -40,7 +44,7 @@ class EASGD(Sync):
     def after_step(self, x: torch.Tensor) -> None:
         assert self.middle is not None
         self.context.clock.rounds += 1
-        elastic(self.context.comm, x, self.middle, self.pull)
+        elastic(self.context, x, self.middle, self.pull, self.weights)
 
     def centre(self) -> torch.Tensor | None:
         return self.middle

@@ -11,6 +11,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, made_lazy, mixing_gap
+from .shares import BY, HELP, weigh_gradient
 
 _LEAST = -1.0 / 3.0 + 1e-9  # at -1/3, an even ring that is not lazy, disagreement fades only where the loss is convex
 
@@ -30,6 +31,7 @@ class EDM(Sync):
     The momentum is in the method: use plain SGD. An optimizer with a momentum of its own adds it on top: still exact,
     but two delays in a row ask for a far smaller step. Adam scales each worker's m on its own, and what then agrees is
     the mean of the scaled ones. A worker without examples counts as one whose gradient is zero.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Hu et al., A Bias-Correction Decentralized Stochastic Gradient Algorithm with Momentum Acceleration,
     2025 (arXiv 2501.19082).
     """
@@ -48,6 +50,7 @@ class EDM(Sync):
         choices=("auto", "never"),
     )
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
@@ -66,6 +69,7 @@ class EDM(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
+        weigh_gradient(self.context, self.weights, g)
         g.copy_(self.momentum.mul_(self.beta).add_(g, alpha=1.0 - self.beta))
 
     def after_step(self, x: torch.Tensor) -> None:

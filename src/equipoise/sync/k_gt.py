@@ -10,6 +10,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
+from .shares import BY, HELP, weigh_gradient
 
 
 @dataclass
@@ -26,6 +27,7 @@ class KGT(Sync):
     neighbour as one message of 2 d per round. Any optimizer may take the local steps: z is what it was given and not
     what it made of that, so corrections stay in the scale of gradients, and it rests only where g_i + c_i = 0.
     A worker without examples counts as one whose gradient is zero.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Liu et al., Decentralized Gradient Tracking with Local Steps, Optimization Methods and Software 2024.
     """
 
@@ -36,6 +38,7 @@ class KGT(Sync):
 
     topology: Topology = option(Ring(), help="who talks to whom")
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
@@ -57,6 +60,7 @@ class KGT(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
+        weigh_gradient(self.context, self.weights, g)
         self.directions.add_(g.add_(self.correction))
         self.taken += 1
 

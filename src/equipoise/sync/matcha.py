@@ -13,7 +13,8 @@ from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
-from .mixing import WIRES, Mixing, Wires, agree, require_static
+from .mixing import WIRES, Mixing, Wires, agree, require_static, weighted
+from .shares import BY, HELP, shares_of
 
 _PATIENCE = 100  # steps of the ascent without a gain
 
@@ -33,6 +34,7 @@ class MATCHA(Sync):
     Stores nothing but what arrives; sends one vector along each drawn link, where matchings are alike the budget's
     part of what D-PSGD sends. Like D-PSGD it stops at a distance from the optimum proportional to the step, and keeps
     wandering there with the draws. Any optimizer may take the local step; its state stays local.
+    Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: Wang et al., MATCHA: Speeding Up Decentralized SGD via Matching Decomposition Sampling, 2019
     (arXiv 1905.09435).
     """
@@ -43,6 +45,7 @@ class MATCHA(Sync):
     budget: float = option(0.5, help="average part of the matchings that a round uses", above=0, most=1)
     seed: int = option(0, help="of the draws; the same on all workers", least=0)
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def check(self) -> None:
         if self.topology.lazy or self.topology.slack != 1.0:
@@ -52,20 +55,23 @@ class MATCHA(Sync):
 
     def start(self) -> None:
         graph = agree(self.context, self.topology, "MATCHA", static=True)
-        offers = self.context.comm.gather_objects((self.budget, self.seed, self.planned(self.context.size)))
+        offers = self.context.comm.gather_objects(
+            (self.budget, self.seed, self.planned(self.context.size, shares_of(self.context, self.weights)))
+        )
         if any(offer[:2] != offers[0][:2] for offer in offers):
             raise UserError("MATCHA: workers would draw different links: give all of them the same budget and seed")
         self.plan: Plan = offers[0][2]  # unlike machines find unlike eigenvectors: one plan serves all
-        self.mixing = Mixing(self.context, graph, WIRES[self.wire], plan=self.wires)
+        self.mixing = Mixing(self.context, graph, WIRES[self.wire], plan=self.wires, weights=self.weights)
 
-    def planned(self, size: int) -> Plan:
+    def planned(self, size: int, shares: list[float] | None = None) -> Plan:
         graph = self.topology.on(size)
-        return make_plan(Key(graph.identity, graph), self.budget)
+        return make_plan(Key(graph.identity, graph), self.budget, tuple(shares or ()))
 
     def wires(self, round: int) -> Wires:
         peers = drawn(self.plan, self.seed, round, self.context.size)[self.context.rank]
         alpha = self.plan.alpha
-        return Wires(1.0 - alpha * len(peers), [(peer, alpha) for peer in peers], list(peers))
+        wires = Wires(1.0 - alpha * len(peers), [(peer, alpha) for peer in peers], list(peers))
+        return weighted(wires, self.context.rank, self.mixing.shares)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
@@ -110,8 +116,8 @@ def drawn(plan: Plan, seed: int, round: int, size: int) -> tuple[tuple[int, ...]
 
 
 @lru_cache(maxsize=16)
-def make_plan(key: Key, budget: float) -> Plan:
-    """Matchings, probabilities and alpha for a bound topology."""
+def make_plan(key: Key, budget: float, shares: tuple[float, ...] = ()) -> Plan:
+    """Matchings, probabilities and alpha for a bound topology. Shares change alpha only: who talks stays."""
     graph = key.topology
     require_static(graph, "MATCHA")
     matchings = split([(a, b) for a in range(graph.size) for b, _ in graph.neighbours(0, a) if a < b], graph.size)
@@ -121,7 +127,14 @@ def make_plan(key: Key, budget: float) -> Plan:
             laplacian[[a, b], [a, b]] = 1.0
             laplacian[[a, b], [b, a]] = -1.0
     p = _probabilities(laplacians, budget)
-    return Plan(matchings, tuple(p.tolist()), *_least(p, laplacians))
+    pi = np.array(shares or [1.0 / graph.size] * graph.size)
+    if shares:  # P^(1/2) L P^(-1/2) of weighted links: symmetric, with the same eigenvalues
+        for laplacian, matching in zip(laplacians, matchings, strict=True):
+            for a, b in matching:
+                less, more = sorted((pi[a], pi[b]))
+                laplacian[[a, b], [a, b]] = less / pi[[a, b]]
+                laplacian[[a, b], [b, a]] = -((less / more) ** 0.5)
+    return Plan(matchings, tuple(p.tolist()), *_least(p, laplacians, pi))
 
 
 def split(edges: list[tuple[int, int]], size: int) -> tuple[Pairs, ...]:
@@ -181,14 +194,15 @@ def _nearest(p: np.ndarray, total: float) -> np.ndarray:
     return np.clip(p + high, 0.0, 1.0)
 
 
-def _least(p: np.ndarray, laplacians: np.ndarray) -> tuple[float, float]:
+def _least(p: np.ndarray, laplacians: np.ndarray, pi: np.ndarray) -> tuple[float, float]:
     """The alpha that minimises rho, which is convex in it, and that rho. An alpha of 1 swaps two models.
 
-    E[W^T W] = I - 2 alpha E[L] + alpha^2 (E[L]^2 + 2 sum p_m (1 - p_m) L_m), since L_m^2 = 2 L_m.
+    E[W^T W] = I - 2 alpha E[L] + alpha^2 (E[L]^2 + sum p_m (1 - p_m) L_m^2)
     """
     mean = np.tensordot(p, laplacians, 1)
-    square = mean @ mean + 2.0 * np.tensordot(p * (1.0 - p), laplacians, 1)
-    centred = np.eye(len(mean)) - 1.0 / len(mean)
+    square = mean @ mean + np.tensordot(p * (1.0 - p), laplacians @ laplacians, 1)
+    equal = bool((pi == pi[0]).all())
+    centred = np.eye(len(mean)) - (1.0 / len(mean) if equal else np.sqrt(np.outer(pi, pi)))
 
     def rho(alpha: float) -> float:
         return float(np.linalg.eigvalsh(centred - 2.0 * alpha * mean + alpha**2 * square)[-1])

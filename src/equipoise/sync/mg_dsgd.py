@@ -11,6 +11,7 @@ from ..topology.ring import Ring
 from .accelerated import KINDS, Plan, gossip
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost
+from .shares import BY, HELP, weigh_gradient
 
 
 @dataclass
@@ -24,6 +25,7 @@ class MGDSGD(Sync):
     tracker it sends half of what DeTAG does, but keeps a bias with a constant step where data differ, which shrinks
     geometrically with R. Stores two vectors (s, and one to gossip with); sends R vectors to each neighbour per phase.
     Any optimizer may take the step; its state stays local.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Yuan et al., Revisiting Optimal Convergence Rate for Smooth and Non-convex Stochastic Decentralized
     Optimization, NeurIPS 2022.
     """
@@ -40,6 +42,7 @@ class MGDSGD(Sync):
     )
     gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
@@ -52,6 +55,7 @@ class MGDSGD(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
+        weigh_gradient(self.context, self.weights, g)
         clock = self.context.clock
         self.gathered.add_(g)
         self.gathered_steps += 1

@@ -21,6 +21,7 @@ class MGRAWA(GradientWeighted):
     its state. The norm of a stochastic gradient is mostly noise near the end, which makes the weights nearly equal: a
     larger fresh batch, or `debias`, brings them apart. A worker that has no examples, or whose norm or model is not
     finite, weighs nothing; one whose model is not finite takes the centre.
+    Where shares of the examples differ, weights are multiplied by them.
     Between rounds `prox` adds its part of  prox (c - x)  to each step, taken at the same x as the gradient, over as
     many steps as this worker took in the round before. Evaluate the mean or the centre.
     Reference: Dimlioglu and Choromanska, GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep

@@ -12,12 +12,14 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..comm.base import Pending
 from ..context import Context
 from ..errors import UserError
 from ..topology.base import Topology
+from .shares import shares_of
 
 _BLOCK = 1 << 16  # elements mixed at once
 WIRES = {"": None, "bfloat16": torch.bfloat16}  # what the option `wire` of a method means
@@ -37,6 +39,7 @@ class Mixing:
     wire: the dtype on the wire (None: that of the vector). A narrower one costs precision but not the mean: every
         worker then computes x_i + sum_j W_ij (q(x_j) - q(x_i)), which moves as much into a worker as out of another.
     plan: the wires of each round, where they are not those of the topology.
+    weights: "size" conserves the mean weighted by the workers' shares, instead of the plain one (`weighted`).
     """
 
     def __init__(
@@ -45,11 +48,15 @@ class Mixing:
         topology: Topology,
         wire: torch.dtype | None = None,
         plan: Callable[[int], Wires] | None = None,
+        weights: str = "uniform",
     ):
         self.context = context
         self.topology = topology.on(context.size)
         self.wire = wire
         self._plan = plan or self._of_topology
+        self.weights = self._possible(weights)  # "size" or "uniform"
+        context.mean_by_share = self.weights == "size"
+        self._shares = self.shares
         self._known: dict[int, Wires] = {}
         self._inbox: list[torch.Tensor] = []
         self._outbox: torch.Tensor | None = None
@@ -61,6 +68,11 @@ class Mixing:
     @property
     def under_way(self) -> bool:
         return self._pending is not None
+
+    @property
+    def shares(self) -> list[float]:
+        """The weights of the mean that a round conserves; empty where that is the plain one."""
+        return shares_of(self.context, self.weights)
 
     def begin(self, message: torch.Tensor, *, round: int | None = None, copy: bool = False) -> None:
         """Send `message` to the neighbours of this round (the next one on the clock, if not named).
@@ -130,16 +142,44 @@ class Mixing:
             self._outbox = torch.empty_like(message, dtype=dtype)
         return self._outbox.copy_(message)
 
+    def _possible(self, weights: str) -> str:
+        """Along one-way links nothing comes back to balance: there, all count alike."""
+        if weights == "size" and not self.topology.symmetric:
+            if self.context.rank == 0 and shares_of(self.context):
+                logging.getLogger("equipoise").warning(
+                    "%r is directed: models count alike although shares differ; use an undirected graph, or --sync sgp",
+                    self.topology,
+                )
+            return "uniform"
+        return weights
+
     def _of_topology(self, round: int) -> Wires:
         topology, rank = self.topology, self.context.rank
         first = round % topology.cycle if topology.cycle else round
+        if self._shares != self.shares:  # blocks may be dealt out anew between epochs
+            self._shares = self.shares
+            self._known.clear()
         if first in self._known:
             return self._known[first]
         targets = [peer for peer, _ in topology.targets(first, rank)]
         found = Wires(topology.keeps(first, rank), topology.neighbours(first, rank), targets)
+        found = weighted(found, rank, self._shares)
         if topology.cycle:
             self._known[first] = found
         return found
+
+
+def weighted(wires: Wires, rank: int, shares: list[float]) -> Wires:
+    """The wires whose stationary distribution is pi = `shares`, from those of a symmetric W, after Metropolis and Hastings.
+
+        W_ij <- W_ij min(1, pi_j / pi_i),   W_ii the rest
+
+    Since pi_i W_ij = pi_j W_ji, pi W = pi: a round conserves sum_i pi_i x_i. No more and no other messages.
+    """
+    if not shares:
+        return wires
+    sources = [(peer, weight * min(1.0, shares[peer] / shares[rank])) for peer, weight in wires.sources]
+    return Wires(1.0 - sum(weight for _, weight in sources), sources, wires.targets)
 
 
 def gossip_cost(
@@ -194,9 +234,28 @@ def made_lazy(topology: Topology, why: str, context: Context) -> Topology:
     return dataclasses.replace(topology, lazy=True)
 
 
-def mixing_gap(topology: Topology) -> float:
-    """1 - lambda of a bound topology: per round, on average over a period where the graph changes."""
+def mixing_gap(topology: Topology, shares: list[float] | None = None) -> float:
+    """1 - lambda of a bound topology: per round, on average over a period where the graph changes.
+
+    With shares, of the weighted matrices, in the norm in which a round cannot raise disagreement: that of
+    P^(1/2) W P^(-1/2), P = diag(pi), which is symmetric.
+    """
+    if shares:
+        root, rounds = np.sqrt(shares), topology.cycle or 64
+        product = np.eye(topology.size)
+        for round in range(rounds):
+            product = symmetrised(topology.matrix(round), shares) @ product
+        return 1.0 - float(np.linalg.norm(product - np.outer(root, root), 2)) ** (1.0 / rounds)
     if topology.cycle == 1:
         return topology.spectral_gap()
     rounds = topology.cycle or 64
     return 1.0 - topology.contraction(rounds) ** (1.0 / rounds)
+
+
+def symmetrised(matrix: np.ndarray, shares: list[float]) -> np.ndarray:
+    """P^(1/2) W P^(-1/2) of the weighted matrix that belongs to a symmetric one."""
+    pi = np.asarray(shares)
+    flow = matrix * np.minimum.outer(pi, pi)  # pi_i W_ij
+    np.fill_diagonal(flow, 0.0)
+    np.fill_diagonal(flow, pi - flow.sum(1))
+    return flow / np.sqrt(np.outer(pi, pi))

@@ -25,6 +25,7 @@ class Averaging:
         self.since = 0  # samples of this worker before the last round
         self.names: list[str] | None = None  # of the optimizer's state tensors that are as large as their parameter
         context.averages = "parameters"
+        context.mean_by_share = weights == "size"
 
     def average(self, x: torch.Tensor) -> None:
         """In place. Counts one round."""

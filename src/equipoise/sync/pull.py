@@ -15,13 +15,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..comm.base import Comm, Stream
+from ..comm.base import Stream
 from ..comm.ledger import mean_cost
+from ..context import Context
 from ..errors import UserError
 from ..method import option
 from ..vector import Flat
 from .base import Sync
 from .norms import SOURCES, Norms
+from .shares import BY, HELP, mean_of, scale_of, shares_of
 
 _LARGEST = 60.0  # of |log weight|: what float32 can carry together with the model it multiplies
 
@@ -49,13 +51,14 @@ class GradientWeighted(Sync):
     examples: int | None = option(None, help="of a fresh batch; as many as in a training batch if left out", least=1)
     debias: bool = option(False, help="take the noise of the batch off the norm; needs source = fresh")
     epsilon: float = option(1e-8, help="norms below this count as this", above=0)
+    weights: str = option("size", help=HELP, choices=BY)
 
     def check(self) -> None:
         if self.debias and self.source != "fresh":
             raise UserError("debias measures a batch in parts: pass source='fresh' with it")
         if self.examples is not None and self.source != "fresh":
             raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
-        self.weights = 1  # until a model says how many layers it has
+        self.levelled = 1  # weights of a worker, until a model says how many layers it has
 
     @abstractmethod
     def levels(self, norms: torch.Tensor) -> torch.Tensor:
@@ -63,15 +66,16 @@ class GradientWeighted(Sync):
 
     def fit(self, flat: Flat) -> None:
         """To a model with these layers: how many weights travel with it."""
-        self.weights = len(self.levels(torch.zeros(len(flat.slices))))
+        self.levelled = len(self.levels(torch.zeros(len(flat.slices))))
 
     def start(self) -> None:
         assert self.context.flat is not None
         self.norms = Norms(self.context, self.source, self.smoothing, self.examples, self.debias)
         self.fit(self.context.flat)
+        self.context.mean_by_share = self.weights == "size"
         self.middle: torch.Tensor | None = None
         self.pace = self.since = 0  # this worker's steps in the last round and in this one
-        self.own = torch.zeros(self.weights, dtype=torch.float64)  # its share of the last centre
+        self.own = torch.zeros(self.levelled, dtype=torch.float64)  # its share of the last centre
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.middle is None:
@@ -84,9 +88,10 @@ class GradientWeighted(Sync):
         assert self.middle is not None
         norms = self.norms.at_round()
         finite = bool(x.sum().isfinite())
-        weights = self.own.new_zeros(self.weights)
+        weights = self.own.new_zeros(self.levelled)
         if norms is not None and finite:
             weights = inverse_powers(self.levels(norms), self.exponent, self.epsilon)
+            weights *= scale_of(self.context, self.weights)
         totals = self._round(x, weights, finite)
         self.context.clock.rounds += 1
         self.own = torch.where(totals > 0, weights / totals, 0.0)
@@ -125,14 +130,14 @@ class GradientWeighted(Sync):
                     if pulled:
                         x[a:b].lerp_(middle[a:b], self.pull)
 
-        self.context.comm.sum_stream(Stream(length + self.weights, dtype, x.device, fill, take))
+        self.context.comm.sum_stream(Stream(length + self.levelled, dtype, x.device, fill, take))
         return totals
 
     def _layers(self) -> list[tuple[int, int]]:
         """Start and stop of what shares a weight: the whole vector, or a layer."""
         assert self.context.flat is not None
         slices = self.context.flat.slices
-        return [(0, slices[-1].stop)] if self.weights == 1 else [(s.start, s.stop) for s in slices]
+        return [(0, slices[-1].stop)] if self.levelled == 1 else [(s.start, s.stop) for s in slices]
 
     @property
     def largest_weight(self) -> float:
@@ -157,7 +162,7 @@ class GradientWeighted(Sync):
         return self.middle
 
     def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(elements + self.weights, max(itemsize, 4), rank, size) if due else (0, 0)
+        return mean_cost(elements + self.levelled, max(itemsize, 4), rank, size) if due else (0, 0)
 
 
 def _within(layers: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -180,8 +185,8 @@ def approach(x: torch.Tensor, centre: torch.Tensor, prox: float, pace: int) -> N
         x.lerp_(centre, prox / pace)
 
 
-def elastic(comm: Comm, x: torch.Tensor, centre: torch.Tensor, pull: float) -> None:
-    """The round of EASGD: workers and centre attract each other, and their sum stays."""
-    mean = comm.mean(x.clone())
-    x.lerp_(centre, pull / comm.size)
+def elastic(context: Context, x: torch.Tensor, centre: torch.Tensor, pull: float, weights: str) -> None:
+    """The round of EASGD: workers and centre attract each other, and their sum stays (workers times N pi_m)."""
+    mean = mean_of(context, x.clone(), shares_of(context, weights))
+    x.lerp_(centre, pull / context.size)
     centre.lerp_(mean, pull)

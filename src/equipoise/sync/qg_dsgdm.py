@@ -10,6 +10,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
+from .shares import BY, HELP
 
 
 @dataclass
@@ -27,6 +28,7 @@ class QGDSGDm(Sync):
     The momentum is in the method: use plain SGD. A momentum of the optimizer's own would feed on itself through m and
     diverge at any step. With Adam (x - x') / a counts Adam's normalised steps and joins gradients of another scale:
     that runs, but is not the method of the paper.
+    Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: Lin et al., Quasi-Global Momentum: Accelerating Decentralized Deep Learning on Heterogeneous Data,
     ICML 2021.
     """
@@ -40,11 +42,12 @@ class QGDSGDm(Sync):
     mu: float = option(0.9, help="how slowly the momentum follows the model", least=0, below=1)
     nesterov: bool = option(False, help="look ahead along the momentum (QG-DSGDm-N)")
     wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
         agree(self.context, self.topology, "QG-DSGDm")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
+        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire], weights=self.weights)
         self.momentum = torch.zeros_like(self.context.flat.x)
         self.anchor = torch.zeros_like(self.context.flat.x)
         self.travelled = 0.0  # the learning rates since the last round, summed
@@ -67,7 +70,7 @@ class QGDSGDm(Sync):
 
     @property
     def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
+        return mixing_gap(self.mixing.topology, self.mixing.shares)
 
     def centre(self) -> torch.Tensor | None:
         return None

@@ -12,6 +12,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
 from .mixing import agree, require_static
+from .shares import BY, HELP, weigh_gradient
 
 
 @dataclass
@@ -31,6 +32,7 @@ class RelaySGD(Sync):
     it: what the paper's counts and x^0 come to, without sending counts. Stores the last message of each neighbour,
     sends one vector to each neighbour in the tree per round. Any update that is linear in the gradients keeps it
     exact, so momentum does; Adam scales each worker's gradient on its own.
+    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
     Reference: Vogels et al., RelaySum for Decentralized Deep Learning on Heterogeneous Data, NeurIPS 2021.
     """
 
@@ -38,6 +40,7 @@ class RelaySGD(Sync):
     HEALTH: ClassVar[tuple[str, ...]] = ("delay",)
 
     topology: Topology = option(Ring(), help="whose spanning tree is used; the same undirected graph in every round")
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         graph = agree(self.context, self.topology, "RelaySGD", static=True)
@@ -50,6 +53,7 @@ class RelaySGD(Sync):
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.inbox is None:  # not in `start`: a model may be loaded between that and the first step
             self.inbox = torch.outer(x.new_tensor(self.behind), x)
+        weigh_gradient(self.context, self.weights)
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.inbox is not None

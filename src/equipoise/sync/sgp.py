@@ -10,6 +10,7 @@ from ..topology.base import Topology
 from ..topology.one_peer import OnePeer
 from .base import Sync
 from .mixing import Mixing, agree, gossip_cost
+from .shares import BY, HELP, scale_of
 
 
 @dataclass
@@ -20,7 +21,7 @@ class SGP(Sync):
 
     Columns of P sum to 1, rows need not: any strongly connected graph will do, each worker only decides whom it gives
     which share of its y and w. The model is always x, where gradients are taken and weights decay; a worker's steps
-    are added to y as they are, so any optimizer may take them, and several between two rounds. Stores w and one vector
+    are added to y as they are (N pi_i times where shares pi_i differ), by any optimizer, and several between two rounds. Stores w and one vector
     (y - x); w lies behind y in memory, and one message of d + 1 goes to each out-neighbour per round. Where in and out
     weights balance, as on the default graph, w stays 1. Like D-PSGD it stops at a distance from the optimum
     proportional to the step.
@@ -31,25 +32,29 @@ class SGP(Sync):
     HEALTH: ClassVar[tuple[str, ...]] = ("least_weight",)
 
     topology: Topology = option(OnePeer(), help="who sends to whom; may be directed")
+    weights: str = option("size", help=HELP, choices=BY)
 
     def start(self) -> None:
         assert self.context.flat is not None
         agree(self.context, self.topology, "SGP", push_sum=True)
         self.mixing = Mixing(self.context, self.topology)
         self.both = self.context.flat.widen(1)  # [y | w] during a round
+        self.scale = scale_of(self.context, self.weights)  # for good: what is in y was pushed with it
         self.weight = 1.0
-        self.offset = torch.zeros_like(self.context.flat.x)  # y - x
+        self.offset = torch.zeros_like(self.context.flat.x)  # y - scale x
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
     def after_step(self, x: torch.Tensor) -> None:
         assert x.data_ptr() == self.both.data_ptr(), "the model has left its place before the weight"
+        if self.scale != 1.0:
+            x.mul_(self.scale)
         y = x.add_(self.offset)
         self.both[-1] = self.weight
         self.mixing.mix(self.both)
         self.weight = self.both[-1].item()
         self.offset.copy_(y)
-        self.offset.sub_(x.div_(self.weight))
+        self.offset.sub_(x.div_(self.weight), alpha=self.scale)
 
     @property
     def least_weight(self) -> float:

@@ -1,0 +1,54 @@
+"""Workers that hold unequal parts of the data: how much each of them counts.
+
+Every example should count the same, so the aim is  sum_i pi_i f_i  with pi_i = n_i / n, worker i's share of the examples.
+There are two ways to it. Where models are averaged, weigh them: the weighted mean is then what a round conserves. Where
+the analysis needs a symmetric W, keep it and weigh gradients: (1/N) sum_i N pi_i g_i is the same sum.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..context import Context
+from ..errors import UserError
+
+BY = ("size", "uniform")  # what the option `weights` of a method takes
+HELP = "workers count by their share of the examples, or all alike"
+
+
+def shares_of(context: Context, weights: str = "size") -> list[float]:
+    """pi, by rank; empty where all count alike. Blocks that differ by one example, the rounding, count as equal."""
+    if weights == "uniform" or not context.shares:
+        return []
+    least, most = min(context.shares), max(context.shares)
+    if most - least <= (1.0 / context.whole if context.whole else 0.0) + 1e-9:
+        return []
+    if least <= 0.0:
+        rank = context.shares.index(least)
+        raise UserError(f"worker {rank} has a share of {least:g}: leave it out, or pass weights='uniform'")
+    return context.shares
+
+
+def scale_of(context: Context, weights: str = "size") -> float:
+    """N pi_i of this worker: 1 where all count alike."""
+    shares = shares_of(context, weights)
+    return context.size * shares[context.rank] if shares else 1.0
+
+
+def weigh_gradient(context: Context, weights: str, g: torch.Tensor | None = None) -> None:
+    """g <- N pi_i g, in place; of the parameters where the method has not asked for the flat gradient."""
+    scale = scale_of(context, weights)
+    if scale == 1.0:
+        return
+    if g is not None:
+        g.mul_(scale)
+        return
+    assert context.flat is not None
+    found = [p.grad for p in context.flat.parameters.values() if p.grad is not None]
+    if found:
+        torch._foreach_mul_(found, scale)
+
+
+def mean_of(context: Context, vector: torch.Tensor, shares: list[float]) -> torch.Tensor:
+    """sum_i pi_i v_i over workers, in place; the plain mean where `shares` is empty."""
+    return context.comm.sum(vector.mul_(shares[context.rank])) if shares else context.comm.mean(vector)
