@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import batch, features, order, partition, period, signal, sync, topology
+    from .citations import cite as cite
     from .comm.network import Cluster as Cluster
     from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
@@ -30,6 +31,7 @@ __all__ = [
     "attach",
     "batch",
     "batch_sizes",
+    "cite",
     "features",
     "measure_speeds",
     "order",
@@ -44,6 +46,7 @@ __all__ = [
 
 _AXES = ("batch", "features", "order", "partition", "period", "signal", "sync", "topology")
 _HOMES = {
+    "cite": "citations",
     "Cluster": "comm.network",
     "Recipe": "recipe",
     "Run": "loop.train",

@@ -13,7 +13,7 @@ from ..loop.until import Until
 if TYPE_CHECKING:
     from .plan import Task
 
-SHARES = ("compute", "wait", "communicate")
+SPENT = ("compute", "wait", "communicate")
 _CLOCKS = {"simulated_seconds": "simulated s", "seconds": "s", "samples": "examples"}
 
 
@@ -70,12 +70,17 @@ class Row:
     rounds: Spread = field(default_factory=lambda: Spread.of([]))
     samples: Spread = field(default_factory=lambda: Spread.of([]))
     metric: Spread = field(default_factory=lambda: Spread.of([]))
-    shares: dict[str, float] = field(default_factory=dict)  # of all workers' time: compute, wait, communicate
+    spent: dict[str, float] = field(default_factory=dict)  # seconds of the average worker: compute, wait, communicate
 
     @property
     def complete(self) -> bool:
         """Has every seed reached the target?"""
         return self.reached == self.seeds > 0
+
+    @property
+    def waiting(self) -> float:
+        """The part of its time that the average worker waits; NaN where time was not accounted for."""
+        return self.spent["wait"] / sum(self.spent.values()) if self.spent else math.nan
 
     @property
     def finished(self) -> bool:
@@ -113,7 +118,8 @@ def summary(name: str, tasks: list[Task], measure: Measure) -> Row:
         Spread.of(float(cost[key]) for cost in costs) for key in (measure.name, "bytes", "rounds", "samples")
     )
     row.metric = Spread.of(metric_of(result, measure.metric)[1] for result in results)
-    row.shares = shares_of(results)
+    if measure.name != "samples":
+        row.spent = spent_of(results)
     return row
 
 
@@ -125,12 +131,11 @@ def metric_of(result: dict[str, Any], metric: str) -> tuple[str, float]:
     return name, max(values) if name == "accuracy" else min(values)
 
 
-def shares_of(results: list[dict[str, Any]]) -> dict[str, float]:
-    """Parts of all workers' time; empty where no time was accounted for."""
+def spent_of(results: list[dict[str, Any]]) -> dict[str, float]:
+    """Where the time of the average worker went; empty where it was not accounted for."""
     workers = [row for result in results for row in result["workers"]]
-    sums = {name: sum(row.get(name) or 0.0 for row in workers) for name in SHARES}
-    whole = sum(sums.values())
-    return {name: value / whole for name, value in sums.items()} if whole > 0 else {}
+    sums = {name: sum(row.get(name) or 0.0 for row in workers) for name in SPENT}
+    return {name: value / len(workers) for name, value in sums.items()} if sum(sums.values()) > 0 else {}
 
 
 def ranked(rows: list[Row], measure: Measure) -> list[Row]:
@@ -174,7 +179,7 @@ def cells(rows: list[Row], measure: Measure) -> tuple[list[str], list[list[str]]
             row.rounds.words(),
             row.metric.words(),
             f"{row.reached} of {row.seeds}" + (f", {row.failed} failed" if row.failed else ""),
-            f"{row.shares['wait']:.0%}" if row.shares else "",
+            f"{row.waiting:.0%}" if row.spent else "",
         ]
         if measure.name != "samples":
             line.insert(3, row.samples.words())

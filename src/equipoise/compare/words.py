@@ -28,9 +28,10 @@ def sentence(rows: list[Row], measure: Measure, reference: str) -> str:
         other = _other(complete, reference)
         if other is not None:
             parts.append(why(complete[0], other, measure))
-        missed = [row for row in finished if not row.complete]
-        if missed:
-            parts.append(f"Not with every seed: {_list([row.name for row in missed])}.")
+        never = [row.name for row in finished if not row.reached]
+        partly = [f"{row.name} ({row.reached} of {row.seeds})" for row in finished if 0 < row.reached < row.seeds]
+        parts += [f"Not reached by {_list(never)}."] if never else []
+        parts += [f"Not with every seed by {_list(partly)}."] if partly else []
     failed = [row.name for row in rows if row.failed]
     if failed:
         parts.append(f"Failed: {_list(failed)}.")
@@ -70,22 +71,29 @@ def _other(rows: list[Row], reference: str) -> Row | None:
 
 
 def why(first: Row, other: Row, measure: Measure) -> str:
-    """The factors between two choices that both reached the target."""
+    """The factors between two choices that both reached the target, and where the time goes."""
     examples = other.samples.mean / first.samples.mean
     speed = other.time.mean / first.time.mean / examples
-    parts = [f"needs {_fewer(examples)} examples"]
+    text = f"Why: against {other.name} it needs {_fewer(examples)} examples"
     if measure.name != "samples":
-        parts.append(f"takes them {_faster(speed)}")
+        text += f" and takes them {_faster(speed)}"
     reasons = []
-    for share, verb in (("wait", "wait"), ("communicate", "communicate")):
-        before, now = other.shares.get(share), first.shares.get(share)
-        if before is not None and now is not None and abs(before - now) >= 0.03:
-            reasons.append(f"its workers {verb} {now:.0%} of the time instead of {before:.0%}")
-    if other.bytes.mean != first.bytes.mean:
-        sent = f"{first.bytes.words('bytes')} instead of {other.bytes.words('bytes')}"
-        reasons.append(f"it sends {sent}, in {first.rounds.words()} rounds instead of {other.rounds.words()}")
-    text = f"Why: against {other.name} it {' and '.join(parts)}"
+    if first.spent and other.spent:
+        verbs = {"compute": "computes", "wait": "waits", "communicate": "communicates"}
+        parts = [f"{verb} {_pair(first.spent[name], other.spent[name])} s" for name, verb in verbs.items()]
+        shares = f"waiting is {first.waiting:.0%} of its time instead of {other.waiting:.0%}"
+        reasons.append(f"its average worker {', '.join(parts)} ({shares})")
+    if not math.isclose(other.bytes.mean, first.bytes.mean, rel_tol=_SAME - 1):
+        words = [Spread(row.bytes.mean, math.nan, 1).words("bytes") for row in (first, other)]
+        rounds = _pair(first.rounds.mean, other.rounds.mean)
+        reasons.append(f"it sends {words[0]} instead of {words[1]}, in {rounds} rounds")
     return f"{text}: {'; '.join(reasons)}." if reasons else f"{text}."
+
+
+def _pair(now: float, before: float) -> str:
+    """`4.2 instead of 17`, or one number where they are alike."""
+    words = [Spread(value, math.nan, 1).words() for value in (now, before)]
+    return words[0] if words[0] == words[1] else f"{words[0]} instead of {words[1]}"
 
 
 def _nobody(rows: list[Row], measure: Measure) -> str:

@@ -1,0 +1,153 @@
+"""The whole command, small: resumed, interrupted, with choices that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from equipoise.cli.main import main
+
+SMALL = ["--model", "logistic", "--workers", "2", "--data.limit", "200", "--epochs", "2", "--quiet", "--lr", "0.5"]
+CLUSTER = '[[workers]]\ncount = 2\n[links]\nbandwidth = "1 Mbit"\nlatency = "1 ms"\n'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    return tmp_path
+
+
+def compare(*words: object) -> int:
+    return main(["compare", *SMALL, *map(str, words)])
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.glob("*/seed-*/events.jsonl")}
+
+
+def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--vary",
+        "sync=all-reduce,d-psgd,none",
+        "--cluster",
+        "cluster.toml",
+        "--until",
+        "accuracy=0.6",
+        "--out",
+        "c",
+    ]
+    assert compare(*words, "--seeds", 2) == 0
+    said = capsys.readouterr().out
+    assert "reaches accuracy=0.6 in" in said
+    assert "written: c/report.html" in said
+    found = json.loads((here / "c" / "compare.json").read_text())
+    assert found["measure"] == "simulated_seconds"
+    assert found["sentence"] in said
+    assert {row["name"] for row in found["rows"]} == {"all-reduce", "d-psgd", "none"}
+    assert [run["state"] for run in found["runs"]] == ["done"] * 6
+    reached = json.loads((here / "c" / "all-reduce" / "seed-1" / "result.json").read_text())["reached"]
+    assert reached["metric"] == "accuracy"
+    assert found["sentence"] in (here / "c" / "compare.md").read_text()
+    assert len((here / "c" / "compare.csv").read_text().splitlines()) == 4
+    page = (here / "c" / "report.html").read_text()
+    assert "all-reduce" in page
+    assert "{equipoise," in page, "the page cites what the runs used"
+    # Finished runs are not repeated; a choice more and a seed more are all that is added.
+    before = stamps(here / "c")
+    words[1] += ",easgd"
+    assert compare(*words, "--seeds", 3) == 0
+    after = stamps(here / "c")
+    assert len(after) == 12
+    assert {name: after[name] for name in before} == before
+    # Another recipe, another cluster: refused.
+    assert compare(*words, "--lr", 0.1) == 4
+    assert (
+        "holds a run of another recipe: choose another folder with --out\n  lr: 0.5 there, 0.1 now"
+        in capsys.readouterr().err
+    )
+    (here / "cluster.toml").write_text(CLUSTER.replace("1 Mbit", "2 Mbit"))
+    assert compare(*words) == 4
+    assert "describes another cluster" in capsys.readouterr().err
+
+
+def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # One cannot be built, one breaks down on the way, and the third is none the worse for it.
+    words = ["--vary", "sync=all-reduce,detag:rounds=0,d-psgd", "--vary", "period=1,1,3", "--list", "--seeds", 1]
+    assert compare(*words, "--out", "c") == 0
+    said = capsys.readouterr().out
+    rows = {row["name"]: row for row in json.loads((here / "c" / "compare.json").read_text())["rows"]}
+    assert rows["all-reduce, period 1"]["failed"] == 0
+    assert "rounds must be at least 1" in rows["detag:rounds=0, period 1"]["failure"]
+    assert "period of 3 means nothing" in rows["d-psgd, period 3"]["failure"]
+    assert "failed: " in said
+    # Nothing but failures is an error.
+    assert compare("--vary", "lr=1e30", "--seeds", 1, "--out", "d") == 3
+    assert "not finite" in capsys.readouterr().out
+
+
+def test_half_done_runs_go_on(here: Path) -> None:
+    words = ["--vary", "sync=all-reduce", "--seeds", 1, "--out", "c", "--checkpoint-every", 2]
+    assert compare(*words) == 0
+    folder = here / "c" / "all-reduce" / "seed-0"
+    whole = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").unlink()
+    assert compare(*words) == 0
+    assert json.loads((folder / "result.json").read_text())["params_sha256"] == whole["params_sha256"]
+    assert '"resume"' in (folder / "events.jsonl").read_text()
+
+
+def test_processes(here: Path) -> None:
+    assert compare("--vary", "period=1,2", "--seeds", 1, "--processes", "--until", "loss=2", "--out", "c") == 0
+    found = json.loads((here / "c" / "compare.json").read_text())
+    assert found["measure"] == "seconds"
+    assert all(row["reached"] == 1 for row in found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing to compare"),
+        (["--vary", "lr=1", "--seeds", "x"], "--seeds x: takes a whole number"),
+        (["--vary", "lr=1", "--jobs", "0"], "--jobs 0: takes a whole number"),
+        (["--vary", "lr=1", "--processes", "--cluster", "cluster.toml"], "choose one"),
+        (["--vary", "lr=1", "--cluster", "nowhere.toml"], "nowhere.toml: no such file"),
+        (["--vary", "lr=1", "--until", "error=1", "--out", "x"], "write accuracy=0.85 or loss=0.3"),
+        (["nowhere.toml"], "nowhere.toml: no such file"),
+    ],
+)
+def test_nonsense_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_what_the_same_command_finishes(here: Path) -> None:
+    words = ["compare", *SMALL, "--vary", "sync=all-reduce,d-psgd", "--seeds", "1", "--jobs", "1", "--out", "c"]
+    words += ["--epochs", "40", "--checkpoint-every", "5"]
+    code = f"from equipoise.cli.main import main; raise SystemExit(main({words!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    events = here / "c" / "all-reduce" / "seed-0" / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while not (events.exists() and '"checkpoint"' in events.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped with 0 of 2 runs done; the same command with --out c goes on" in out
+    assert not (here / "c" / "d-psgd").exists()
+    assert main(words) == 0
+    assert '"resume"' in events.read_text()
+    undisturbed = ["compare", *SMALL, "--vary", "sync=all-reduce", "--seeds", "1", "--epochs", "40", "--out", "d"]
+    assert main(undisturbed) == 0
+    first, second = (
+        json.loads((here / name / "all-reduce" / "seed-0" / "result.json").read_text())["params_sha256"]
+        for name in "cd"
+    )
+    assert first == second
