@@ -1,0 +1,130 @@
+"""`equipoise reproduce NAME...`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, did_you_mean
+from ..reproduce.base import SCALES, Claim, Outcome, check
+from ..reproduce.claims import CLAIMS, PAPERS
+from .parser import Parser
+
+_EXAMPLES = """examples:
+  equipoise reproduce --list
+  equipoise reproduce gossip-rate
+  equipoise reproduce order gossip
+  equipoise reproduce --all --write docs/reproduce.md
+"""
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = _EXAMPLES
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a claim, or a paper: " + ", ".join(PAPERS))
+    parser.add_argument("--list", action="store_true", help="what can be checked")
+    parser.add_argument("--all", action="store_true", help="every claim")
+    parser.add_argument("--scale", default="small", metavar="S", help="small (default) or full: the papers' sizes")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of CIFAR-10, which some claims need at full scale")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    parser.add_argument("--write", metavar="FILE", help="also write them as a page of documentation (Markdown)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        print(json.dumps([_about(claim) for claim in CLAIMS], indent=1) if arguments.json else listing())
+        return 0
+    claims = chosen(arguments.names, arguments.all)
+    if arguments.scale not in SCALES:
+        raise UserError(f"--scale {arguments.scale}: takes {' or '.join(SCALES)}")
+    for claim in claims:  # what is missing is said before hours are spent
+        claim.arguments(arguments.scale, arguments.data_dir)
+    outcomes = []
+    for claim in claims:
+        if not arguments.json:
+            print(introduction(claim), flush=True)
+        else:
+            print(f"{claim.name} ...", file=sys.stderr, flush=True)
+        outcomes.append(check(claim, arguments.scale, arguments.data_dir))
+        if not arguments.json:
+            print(conclusion(outcomes[-1]), flush=True)
+    if arguments.json:
+        print(json.dumps([_about(o.claim) | _result(o) for o in outcomes], indent=1))
+    elif len(outcomes) > 1:
+        print(f"{sum(o.passed for o in outcomes)} of {len(outcomes)} claims hold at scale {arguments.scale}")
+    if arguments.write is not None:
+        _write(Path(arguments.write), outcomes, arguments)
+    return 0
+
+
+def chosen(names: list[str], everything: bool) -> list[Claim]:
+    """The claims that were asked for, each once, in the order of the catalogue."""
+    if everything or not names:
+        if names or not everything:
+            raise UserError("name a claim, or use --all: equipoise reproduce --list shows them")
+        return list(CLAIMS)
+    known = [claim.name for claim in CLAIMS]
+    for name in names:
+        if name not in known and name not in PAPERS:
+            raise UserError(f"unknown claim {name!r}: {did_you_mean(name, [*known, *PAPERS])}")
+    return [claim for claim in CLAIMS if claim.name in names or claim.paper in names]
+
+
+def listing() -> str:
+    lines = []
+    for paper, citation in PAPERS.items():
+        lines += ["" if lines else None, f"{paper}: {citation}"]
+        lines += [f"  {claim.name:<20}{claim.says}" for claim in CLAIMS if claim.paper == paper]
+    return "\n".join(line for line in lines if line is not None)
+
+
+def introduction(claim: Claim) -> str:
+    rows = [("paper", PAPERS[claim.paper]), ("says", claim.says), ("recipe", claim.recipe)]
+    return "\n".join([claim.name, *(f"  {name:<10}{words}" for name, words in rows)])
+
+
+def conclusion(outcome: Outcome) -> str:
+    rows = [("quantity", "measured", "expected", ""), *outcome.rows()]
+    widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
+    lines = ["  " + "".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)) + row[3] for row in rows]
+    words = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s"]
+    if outcome.claim.remark:
+        words.append(f"  {outcome.claim.remark}")
+    return "\n".join([*(line.rstrip() for line in lines), *words, ""])
+
+
+def _about(claim: Claim) -> dict[str, Any]:
+    return {"name": claim.name, "paper": PAPERS[claim.paper], "says": claim.says, "recipe": claim.recipe}
+
+
+def _result(outcome: Outcome) -> dict[str, Any]:
+    expected = [
+        {
+            "quantity": expect.quantity,
+            "low": expect.low if math.isfinite(expect.low) else None,
+            "high": expect.high if math.isfinite(expect.high) else None,
+            "holds": expect.holds(outcome.measured),
+        }
+        for expect in outcome.claim.expects
+    ]
+    measured = {name: value if math.isfinite(value) else str(value) for name, value in outcome.measured.items()}
+    return {"verdict": outcome.verdict, "seconds": outcome.seconds, "measured": measured, "expected": expected}
+
+
+def _write(path: Path, outcomes: list[Outcome], arguments: argparse.Namespace) -> None:
+    from ..reproduce.document import document
+
+    words = ["equipoise", "reproduce", *(["--all"] if arguments.all else arguments.names)]
+    if arguments.scale != "small":
+        words += ["--scale", arguments.scale]
+    if arguments.data_dir is not None:
+        words += ["--data-dir", "DIR"]
+    try:
+        path.write_text(document(outcomes, shlex.join(words)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another file") from None
+    print(f"written: {path}", file=sys.stderr)

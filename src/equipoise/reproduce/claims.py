@@ -1,0 +1,272 @@
+"""The catalogue: what each paper says, how it is measured here, and in which range the outcome must lie.
+
+Ranges come from the papers' theorems, plots and sentences, or from what follows from them; never from a run of ours.
+"""
+
+from __future__ import annotations
+
+from .base import Claim, Expect
+
+PAPERS = {
+    "order": "Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa: Coordinating Distributed Example Orders for Provably Accelerated "
+    "Training (CD-GraB). NeurIPS 2023, arXiv 2302.00845",
+    "gossip": "Lu, De Sa: Optimal Complexity in Decentralized Training (DeTAG). ICML 2021, arXiv 2006.08085",
+    "batch": "Lau, Li, Xu, Liu, Kolar: Communication-Efficient Adaptive Batch Size Strategies for Distributed Local "
+    "Gradient Methods. 2024, arXiv 2406.13936",
+    "partition": "RCD-SGD: Resource-Constrained Distributed SGD in Heterogeneous Environment via Submodular Partitioning. "
+    "2022, arXiv 2211.00839",
+    "pull": "Dimlioglu, Choromanska: GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep Learning "
+    "Models. AISTATS 2024, arXiv 2403.04206",
+}
+
+CLAIMS = (
+    Claim(
+        "order-herding",
+        "order",
+        "Coordinated balancing keeps the herding bound flat in the number of workers W; workers that balance alone have one that "
+        "grows like sqrt(W).",
+        "The same unit vectors in 16 dimensions dealt to 4 and to 64 virtual workers, the bound after the last round.",
+        "order:herding",
+        (
+            Expect("CD-GraB, bound at 64 workers / at 4", high=1.5),
+            Expect("ID-GraB, bound at 64 workers / at 4", 2.7, 5.4),
+            Expect("CD-GraB, bound / a random order's, 64 workers", high=0.1),
+        ),
+        {"workers": (4, 64), "vectors": 8192, "dimension": 16, "rounds": 10},
+        {"vectors": 65536, "rounds": 15},
+        "Fixed vectors. In a network, whose gradients move, the published bound falls by 1.2 to 2 times only.",
+    ),
+    Claim(
+        "order-convex",
+        "order",
+        "With W workers, n examples each and K epochs the error falls like (W n K)^-2 on PL functions, against 1 / (n K^2) for "
+        "distributed random reshuffling (D-RR).",
+        "Least squares in 10 dimensions, 4 workers, one example a step and worker, constant rate, equal epochs.",
+        "order:convex",
+        (Expect("gap of the loss, CD-GraB / D-RR", high=0.2),),
+        {"workers": 4, "examples": 512, "epochs": 15, "seeds": 2},
+        {"examples": 4096, "epochs": 40, "seeds": 5},
+    ),
+    Claim(
+        "order-network",
+        "order",
+        "On LeNet and CIFAR-10 CD-GraB ends at a lower training loss than D-RR (0.65 against 0.70 at 64 workers, 0.647 against 0.69 "
+        "at 4), and lower than workers that balance alone.",
+        "LeNet, momentum 0.9, one image a step and worker; small: digits on 4 workers; full: CIFAR-10 on 64 with the paper's rate.",
+        "order:network",
+        (Expect("training loss, CD-GraB / D-RR", high=0.97),),
+        {"workers": 4, "epochs": 8, "lr": 0.005, "seeds": 2},
+        {"data": "cifar10", "workers": 64, "epochs": 100, "lr": 1e-3, "seeds": 3},
+    ),
+    Claim(
+        "gossip-rate",
+        "gossip",
+        "Accelerated gossip needs O(1 / sqrt(1 - lambda)) rounds where plain gossip needs O(1 / (1 - lambda)): on rings n against n^2.",
+        "Rounds in which disagreement falls tenfold on rings of 16 and 64, from the eigenvalues of W.",
+        "gossip:rate",
+        (
+            Expect("accelerated gossip, rounds on a ring of 64 / of 16", 3.2, 4.8),
+            Expect("plain gossip, rounds on a ring of 64 / of 16", 12.8, 19.2),
+            Expect("accelerated / plain rounds on a ring of 64", high=0.15),
+        ),
+        {"rings": (16, 64)},
+    ),
+    Claim(
+        "gossip-exact",
+        "gossip",
+        "DeTAG's rate does not depend on how much the workers' data differ; D-PSGD's does, and at a constant rate it stays away from "
+        "the optimum in proportion to that rate.",
+        "Quadratics with different minima on a ring of 8, full gradients, rate 0.1/L.",
+        "gossip:exact",
+        (
+            Expect("distance from the optimum, DeTAG", high=1e-6),
+            Expect("distance from the optimum, D-PSGD", low=1e-2),
+            Expect("D-PSGD, distance at rate 0.1/L / at 0.05/L", 1.6, 2.4),
+        ),
+        {"workers": 8, "steps": 1500},
+        {"workers": 16, "steps": 10_000},
+        "D2 and DSGT are exact as well.",
+    ),
+    Claim(
+        "gossip-rounds",
+        "gossip",
+        "DeTAG's rounds to a given accuracy grow like 1 / sqrt(1 - lambda), those of gradient tracking (DSGT) like a higher power: "
+        "from a ring of 8 to one of 24 the first is 2.9.",
+        "The same quadratics, rounds to a distance of 1e-4, each method with the best of three rates.",
+        "gossip:rounds",
+        (
+            Expect("DeTAG, rounds on a ring of 24 / of 8", 1.5, 4.5),
+            Expect("DSGT, rounds on a ring of 24 / of 8", low=5.0),
+        ),
+        {"rings": (8, 24), "most": 1500, "target": 1e-4},
+        {"target": 1e-6, "most": 10_000},
+        "Without noise D2 on a lazy ring needs fewer rounds still, and sends one vector in place of two.",
+    ),
+    Claim(
+        "gossip-sorted",
+        "gossip",
+        "On unshuffled data DeTAG converges faster than D-PSGD, D2 and DSGT; D-PSGD fails even when tuned.",
+        "Images sorted by label on a ring of 8, equal steps, each method at the best of its rates, loss of the mean model on test data.",
+        "gossip:unshuffled",
+        (
+            Expect("loss, DeTAG / D-PSGD", high=0.9),
+            Expect("loss, DeTAG / best of D-PSGD, D2, DSGT", high=1.0),
+        ),
+        {"workers": 8, "steps": 400, "batch": 16, "rates": (0.1, 0.3, 1.0), "kappa": 1.0, "model": "mlp"},
+        {"data": "cifar10", "model": "lenet", "steps": 20_000, "batch": 32, "rates": (0.05, 0.1, 0.2)},
+    ),
+    Claim(
+        "gossip-slack",
+        "gossip",
+        "On graphs with a small spectral gap (W slackened by kappa) DeTAG widens its lead and the others stall.",
+        "As gossip-sorted, with kappa = 0.1.",
+        "gossip:unshuffled",
+        (Expect("loss, DeTAG / best of D-PSGD, D2, DSGT", high=1.0),),
+        {"workers": 8, "steps": 400, "batch": 16, "rates": (0.1, 0.3, 1.0), "kappa": 0.1, "model": "mlp"},
+        {"data": "cifar10", "model": "lenet", "steps": 20_000, "batch": 32, "rates": (0.05, 0.1, 0.2)},
+        "DeTAG moves the model once per phase, and phases grow as the gap shrinks: short runs end after a few moves.",
+    ),
+    Claim(
+        "batch-noise",
+        "batch",
+        "The norm test between workers bounds noise relative to the gradient by eta. It follows that where only noise is left a test "
+        "asks for 1 / eta^2 times the batch: fast growth below eta = 1, none above.",
+        "4 workers on examples whose gradients sum to zero; the median over tests.",
+        "batch:noise",
+        (
+            Expect("eta 0.5: size asked for / size tested", 3.6, 4.4),
+            Expect("eta 0.7: size asked for / size tested", 1.84, 2.24),
+            Expect("eta 1.4: size asked for / size tested", high=1.0),
+        ),
+        {"dimension": 1000, "examples": 16384, "tests": 40},
+        {"dimension": 4000, "examples": 65536, "tests": 100},
+    ),
+    Claim(
+        "batch-quality",
+        "batch",
+        "Adaptive local batches need fewer rounds than small constant ones and generalise better than large constant ones.",
+        "4 workers, a round every 4 steps, batches of 8, of 128, and the norm test (eta 0.8) between them; equal samples.",
+        "batch:quality",
+        (
+            Expect("rounds, norm test / small batch", high=0.6),
+            Expect("accuracy lost to the small batch, norm test, points", high=1.0),
+            Expect("accuracy won over the large batch, norm test, points", low=0.0),
+        ),
+        {"epochs": 15, "small": 8, "large": 128, "lr": 0.05, "seeds": 5, "model": "mlp"},
+        {"data": "cifar10", "model": "lenet", "epochs": 40, "small": 16, "large": 256, "seeds": 3},
+    ),
+    Claim(
+        "batch-floor",
+        "batch",
+        "Under the norm test local SGD converges at a constant rate with no floor of gradient noise, which a constant batch has.",
+        "Noisy least squares, 4 workers, a round every 4 steps, equal steps from a batch of 4.",
+        "batch:floor",
+        (Expect("gap of the loss, norm test / constant batch", high=0.2),),
+        {"steps": 400, "lr": 0.05, "seeds": 3},
+        {"steps": 2000, "seeds": 10},
+        "It pays with examples: see the batch.",
+    ),
+    Claim(
+        "partition-time",
+        "partition",
+        "Blocks and batches in proportion to the workers' speeds r leave nobody waiting: an epoch is mean(r) / min(r) times shorter, "
+        "3.75 at 1:2:4:8.",
+        "A described cluster of those speeds, even blocks against submodular ones, simulated time.",
+        "partition:epoch_time",
+        (Expect("epoch time, even / proportional blocks", 3.6, 3.9),),
+        {"epochs": 2, "batch": 60},
+        {"data": "cifar10"},
+    ),
+    Claim(
+        "partition-features",
+        "partition",
+        "Submodular blocks resemble the whole in features better than random ones with the same class counts.",
+        "Digits on 8 equal workers; squared MMD of a block from its class, mean over blocks and classes, relative to random.",
+        "partition:likeness",
+        (
+            Expect("squared MMD / random, facility location", high=0.75),
+            Expect("squared MMD / random, graph cut", high=0.75),
+        ),
+        {"workers": 8, "splits": 20},
+        {"data": "cifar10", "limit": 20_000},
+    ),
+    Claim(
+        "partition-unequal",
+        "partition",
+        "The same for unequal workers: the partition is made for heterogeneous speeds.",
+        "Speeds 1:2:4:8, four classes of three clusters (70, 25 and 5 %), the paper's rule of turns.",
+        "partition:unequal",
+        (
+            Expect("squared MMD / random, facility location, the paper's rule", high=1.0),
+            Expect("squared MMD / random, graph cut, the paper's rule", high=1.0),
+        ),
+        {"examples": 2400, "splits": 20},
+        {"examples": 24_000},
+        "The paper's rule feeds all workers at the same pace, so slow ones take the most typical examples and fast ones what is left. "
+        "The fill rule, the default here for unequal speeds, gives turns by how full a block is.",
+    ),
+    Claim(
+        "partition-saved",
+        "partition",
+        "Submodular partitions save 32 % (facility location) of D-PSGD's time to a training loss.",
+        "8 equal workers on the paper's graph; the paper compares its blocks with a round every 2 steps to random blocks with one every "
+        "step. The case that it leaves out, random blocks every 2 steps, takes the two apart.",
+        "partition:saved",
+        (Expect("time saved by the partition alone (F = 2 both), %", low=5.0),),
+        {"epochs": 6, "seeds": 2, "model": "mlp"},
+        {"data": "cifar10", "model": "resnet", "epochs": 60, "seeds": 3},
+        "How much fewer rounds save depends on the links, here such that a round takes as long as a step.",
+    ),
+    Claim(
+        "pull-weights",
+        "pull",
+        "Each worker weighs in the centre by the inverse of its gradient's norm, layer by layer in LGRAWA: weight times norm is the same "
+        "for all.",
+        "4 workers with gradients of different size, the weights of a live round times the norms of the gradients it saw.",
+        "pull:weights",
+        (Expect("spread of weight x norm over workers, largest of all layers", high=1e-5),),
+        {"workers": 4, "steps": 4},
+    ),
+    Claim(
+        "pull-valleys",
+        "pull",
+        "Weighing by gradient norms draws workers to flat minima; EASGD may be caught between minima and LSGD in a narrow one.",
+        "A sharp and a flat valley of equal depth and width, half of 6 workers in each, each batch seeing them shifted at random.",
+        "pull:valleys",
+        (
+            Expect("runs that end in the flat valley, MGRAWA", low=0.9),
+            Expect("runs that end in the flat valley, EASGD", high=0.5),
+        ),
+        {"workers": 6, "steps": 100, "seeds": 10},
+        {"steps": 1000, "seeds": 100},
+        "A toy in one dimension, made to show the argument; pull-flatness looks at networks.",
+    ),
+    Claim(
+        "pull-time",
+        "pull",
+        "In the same time MGRAWA and LGRAWA reach a lower test error than EASGD and LSGD, with fewer rounds.",
+        "4 workers with slow links, the authors' periods and pulls (EASGD and LSGD every 4 steps, GRAWA every 32), equal simulated time.",
+        "pull:budget",
+        (
+            Expect("test error, LGRAWA / better of EASGD, LSGD", high=1.0),
+            Expect("test error, MGRAWA / better of EASGD, LSGD", high=1.0),
+            Expect("rounds, LGRAWA / EASGD", high=0.5),
+        ),
+        {"seconds": 12.0, "seeds": 5, "model": "mlp", "lr": 0.02},
+        {"data": "cifar10", "model": "resnet", "seconds": 4000.0, "seeds": 3, "lr": 0.1},
+    ),
+    Claim(
+        "pull-flatness",
+        "pull",
+        "GRAWA ends in flatter minima than its competitors.",
+        "The runs of pull-time: trace and largest eigenvalue of the Hessian of the training loss around the mean model.",
+        "pull:flatness",
+        (
+            Expect("trace of the Hessian, LGRAWA / EASGD", high=1.0),
+            Expect("trace of the Hessian, MGRAWA / EASGD", high=1.0),
+        ),
+        {"seconds": 12.0, "seeds": 5, "model": "mlp", "lr": 0.02},
+        {"data": "cifar10", "model": "resnet", "seconds": 4000.0, "seeds": 3, "lr": 0.1},
+        "By the largest eigenvalue the authors' own raw results put EASGD first.",
+    ),
+)

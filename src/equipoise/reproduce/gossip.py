@@ -1,0 +1,143 @@
+"""DeTAG: gradient tracking with accelerated gossip."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import equipoise as eq
+
+from ..errors import NonFinite
+from ..sync.accelerated import etas, polynomial
+from ..topology.base import Topology
+from .runs import images
+
+
+def rate(rings: tuple[int, int]) -> dict[str, float]:
+    """Rounds in which disagreement on a ring falls tenfold."""
+    few, many = rings
+    found = {kind: {n: _tenfold(kind, eq.topology.Ring().on(n)) for n in rings} for kind in ("accelerated", "plain")}
+    grown = {f"{kind} gossip, rounds on a ring of {many} / of {few}": r[many] / r[few] for kind, r in found.items()}
+    lead = found["accelerated"][many] / found["plain"][many]
+    chebyshev = _tenfold("chebyshev", eq.topology.Ring().on(many)) / found["plain"][many]
+    return grown | {
+        f"accelerated / plain rounds on a ring of {many}": lead,
+        f"Chebyshev's / plain rounds on a ring of {many}": chebyshev,
+    }
+
+
+def _tenfold(kind: str, topology: Topology) -> int:
+    """By the eigenvalues of W: R rounds multiply an eigenvector by a polynomial of its eigenvalue."""
+    values = np.sort(np.linalg.eigvalsh(topology.matrix(0)))[:-1]  # without the mean, which stays
+    rounds = 1
+    while np.abs(polynomial(values, etas(kind, float(np.abs(values).max()), rounds))).max() > 0.1:
+        rounds += 1
+    return rounds
+
+
+def exact(workers: int, steps: int) -> dict[str, float]:
+    """Quadratics with different minima and full gradients: how far from the optimum a constant rate ends."""
+    problem = Quadratics(workers)
+    ring, lazy = eq.topology.Ring(), eq.topology.Ring(lazy=True)
+
+    def end(sync: Any, part: float) -> float:
+        return problem.solve(sync, steps, part / problem.smoothness)[-1]
+
+    coarse, fine = end(eq.sync.DPSGD(ring), 0.1), end(eq.sync.DPSGD(ring), 0.05)
+    return {
+        "distance from the optimum, DeTAG": end(eq.sync.DeTAG(ring), 0.1),
+        "distance from the optimum, D-PSGD": coarse,
+        "D-PSGD, distance at rate 0.1/L / at 0.05/L": coarse / fine,
+        "distance from the optimum, DSGT": end(eq.sync.DSGT(ring), 0.1),
+        "distance from the optimum, D2": end(eq.sync.D2(lazy), 0.1),
+    }
+
+
+def rounds(rings: tuple[int, int], most: int, target: float) -> dict[str, float]:
+    """Rounds until the quadratics are solved, each method with the better of three rates."""
+    methods = {
+        "DeTAG": lambda: eq.sync.DeTAG(eq.topology.Ring()),
+        "DSGT": lambda: eq.sync.DSGT(eq.topology.Ring()),
+        "D2, lazy ring": lambda: eq.sync.D2(eq.topology.Ring(lazy=True)),
+    }
+    few, many = rings
+    found: dict[str, dict[int, float]] = {name: {} for name in methods}
+    for n in rings:
+        problem = Quadratics(n)
+        for name, sync in methods.items():
+            tries = [problem.solve(sync(), most, part / problem.smoothness, target) for part in (0.7, 0.3, 0.1)]
+            found[name][n] = min(len(t) if t[-1] <= target else math.inf for t in tries)
+    grown = {f"{name}, rounds on a ring of {many} / of {few}": row[many] / row[few] for name, row in found.items()}
+    return grown | {f"{name}, rounds on a ring of {many}": row[many] for name, row in found.items()}
+
+
+class Quadratics:
+    """f_i(x) = (x - c_i)' A_i (x - c_i) / 2, worker by worker, in double precision."""
+
+    def __init__(self, workers: int, dimension: int = 5):
+        rng = np.random.default_rng(0)
+        raw = rng.standard_normal((workers, dimension, dimension))
+        matrices = np.einsum("nij,nkj->nik", raw, raw) / dimension + 0.5 * np.eye(dimension)
+        centres = rng.standard_normal((workers, dimension))
+        best = np.linalg.solve(matrices.sum(0), np.einsum("nij,nj->i", matrices, centres))
+        self.matrices, self.centres, self.best = (torch.from_numpy(a) for a in (matrices, centres, best))
+        self.smoothness = float(max(np.linalg.eigvalsh(a)[-1] for a in matrices))
+
+    def solve(self, sync: Any, steps: int, lr: float, target: float = 0.0) -> list[float]:
+        """The largest distance of a worker from the optimum after each step; ends early at the target or where it diverges."""
+
+        def loop(comm: Any) -> list[float]:
+            a, c, seen = self.matrices[comm.rank], self.centres[comm.rank], []
+            model = nn.Linear(len(c), 1, bias=False, dtype=torch.float64)
+            nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            with eq.attach(model, optimizer, sync=sync):
+                for _ in range(steps):
+                    with torch.no_grad():
+                        model.weight.grad = ((model.weight[0] - c) @ a)[None]
+                    optimizer.step()
+                    away = (model.weight.detach()[0] - self.best).abs().max().reshape(1)
+                    with comm.uncounted():
+                        seen.append(float(comm.gather(away).max()))
+                    if seen[-1] <= target or not seen[-1] < 1e3:
+                        break
+            return seen
+
+        return eq.spawn(loop, len(self.centres), virtual=True)[0]
+
+
+def unshuffled(
+    workers: int, steps: int, batch: int, rates: tuple[float, ...], kappa: float, model: str, **of: Any
+) -> dict[str, float]:
+    """Images sorted by label, cut into blocks: the loss of the mean model after so many steps, each method at its best rate."""
+    data = images(**of)
+    ring = eq.topology.Ring(slack=kappa)
+    lazy = eq.topology.Ring(slack=kappa, lazy=True)
+    methods = {
+        "DeTAG": eq.sync.DeTAG(ring),
+        "D-PSGD": eq.sync.DPSGD(ring),
+        "D2": eq.sync.D2(lazy),
+        "DSGT": eq.sync.DSGT(ring),
+        "QG-DSGDm (later work)": eq.sync.QGDSGDm(ring),
+    }
+    losses: dict[str, float] = {}
+    for name, sync in methods.items():
+        tries = []
+        for lr in rates:
+            how: dict[str, Any] = {"workers": workers, "steps": steps, "batch": batch, "lr": lr, "model": model}
+            try:
+                run = data.train_with(sync=sync, partition=eq.partition.Sorted(), **how)
+            except NonFinite:
+                continue
+            tries.append(run.result["models"]["mean"]["loss"])
+        losses[name] = min(tries, default=math.inf)
+    rivals = ("D-PSGD", "D2", "DSGT")
+    lead = {
+        "loss, DeTAG / D-PSGD": losses["DeTAG"] / losses["D-PSGD"],
+        "loss, DeTAG / best of D-PSGD, D2, DSGT": losses["DeTAG"] / min(losses[name] for name in rivals),
+    }
+    return lead | {f"loss, {name}": loss for name, loss in losses.items()}

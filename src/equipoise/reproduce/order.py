@@ -1,0 +1,92 @@
+"""CD-GraB: orders that are balanced over all workers together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import equipoise as eq
+
+from ..context import Context
+from ..signal import Rows
+from .runs import images, mean
+
+
+def herding(workers: tuple[int, int], vectors: int, dimension: int, rounds: int) -> dict[str, float]:
+    """The largest prefix of the sum over workers, on unit vectors that stay the same."""
+    found: dict[str, dict[int, float]] = {}
+    orders = {"CD-GraB": eq.order.CDGraB, "ID-GraB": eq.order.IDGraB, "random": eq.order.Reshuffle}
+    drawn = torch.randn(vectors, dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn /= drawn.norm(dim=1, keepdim=True)
+    for name, order in orders.items():
+        found[name] = {w: _bound(order, drawn.chunk(w), rounds) for w in workers}
+    few, many = workers
+    grown = {f"{name}, bound at {many} workers / at {few}": row[many] / row[few] for name, row in found.items()}
+    return grown | {
+        f"CD-GraB, bound / a random order's, {many} workers": found["CD-GraB"][many] / found["random"][many]
+    }
+
+
+def _bound(order: Any, blocks: tuple[torch.Tensor, ...], rounds: int) -> float:
+    def loop(comm: Any) -> torch.Tensor:
+        mine = blocks[comm.rank]
+        own = order().bind(Context(comm, seed=0, examples=len(mine)))
+        for epoch in range(rounds if own.watches else 0):
+            places = own.epoch(epoch)
+            for part in np.split(places, range(16, len(places), 16)):
+                own.observe(part, Rows(mine[torch.from_numpy(part)], [1] * len(part)))
+        return mine[torch.from_numpy(own.epoch(rounds))]
+
+    visited = torch.stack(eq.spawn(loop, len(blocks), virtual=True)).sum(0)
+    return float((visited - visited.mean(0)).cumsum(0).norm(dim=1).max())
+
+
+def convex(workers: int, examples: int, epochs: int, seeds: int) -> dict[str, float]:
+    """Least squares, one example a step and worker: the gap to the optimum with a constant rate."""
+    orders = {"D-RR": eq.order.Reshuffle, "ID-GraB": eq.order.IDGraB, "CD-GraB": eq.order.CDGraB}
+    gaps = {
+        name: mean(_gap(order, workers, examples, epochs, s) for s in range(seeds)) for name, order in orders.items()
+    }
+    return {f"gap of the loss, {name} / D-RR": gaps[name] / gaps["D-RR"] for name in ("CD-GraB", "ID-GraB")}
+
+
+def _gap(order: Any, workers: int, examples: int, epochs: int, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.standard_normal((examples, 10)))
+    y = x @ torch.from_numpy(rng.standard_normal((10, 1))) + torch.from_numpy(rng.standard_normal((examples, 1)))
+    best = torch.linalg.lstsq(x, y).solution
+    run = eq.train(
+        lambda: nn.Linear(10, 1, bias=False, dtype=torch.float64),
+        nn.MSELoss(),
+        (x, y),
+        test=(x[:1], y[:1]),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5 * workers / examples),
+        workers=workers,
+        epochs=epochs,
+        order=order(),
+        batch=1,
+        seed=seed,
+        evaluate_every=10**6,
+    )
+    with torch.no_grad():
+        return float(((run.model(x) - y) ** 2).mean() - ((x @ best - y) ** 2).mean())
+
+
+def network(workers: int, epochs: int, lr: float, seeds: int, **of: Any) -> dict[str, float]:
+    """LeNet, one image a step and worker: the training loss at the end."""
+    data = images(**of)
+    orders = {"D-RR": eq.order.Reshuffle, "ID-GraB": eq.order.IDGraB, "CD-GraB": eq.order.CDGraB}
+    losses: dict[str, float] = {}
+    for name, order in orders.items():
+        ends = []
+        for seed in range(seeds):
+            run = data.train_with(
+                order=order(), workers=workers, epochs=epochs, batch=1, lr=lr, momentum=0.9, seed=seed, model="lenet"
+            )
+            ends.append(data.training_loss(run.model))
+        losses[name] = mean(ends)
+    ratios = {f"training loss, {name} / D-RR": losses[name] / losses["D-RR"] for name in ("CD-GraB", "ID-GraB")}
+    return ratios | {f"training loss, {name}": loss for name, loss in losses.items()}

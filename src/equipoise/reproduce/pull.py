@@ -1,0 +1,142 @@
+"""GRAWA: averages weighted by the inverse of gradient norms."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+import equipoise as eq
+
+from ..comm.network import Link
+from ..flatness import Surface, largest_eigenvalue, trace
+from .runs import LOSS, images, mean
+
+SHARP, FLAT = 20.0, 1.0  # half the curvature at the bottom of the two valleys
+
+
+def weights(workers: int, steps: int) -> dict[str, float]:
+    """A worker's share of the centre times the norm of its gradient: the same for all."""
+    x, y = torch.randn(64 * workers, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64 * workers) % 3
+
+    def loop(comm: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mine = slice(64 * comm.rank, 64 * (comm.rank + 1))
+        with eq.attach(model, optimizer, sync=eq.sync.LGRAWA(source="last", smoothing=0.0), period=4) as together:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                LOSS(model(x[mine] * (1 + comm.rank)), y[mine]).backward()
+                norms = torch.stack([p.grad.norm() for p in model.parameters()]).double()
+                optimizer.step()
+            return together.sync.own * norms
+
+    products = torch.stack(eq.spawn(loop, workers, virtual=True))  # worker by layer
+    spread = (products.amax(0) - products.amin(0)) / products.mean(0)
+    return {"spread of weight x norm over workers, largest of all layers": float(spread.max())}
+
+
+def valleys(workers: int, steps: int, seeds: int) -> dict[str, float]:
+    """A sharp and a flat valley of equal depth, half of the workers in each: in how many runs does the centre end in the flat one?"""
+    methods = {
+        "MGRAWA": eq.sync.MGRAWA(pull=0.5),
+        "EASGD": eq.sync.EASGD(pull=0.9),
+        "LSGD": eq.sync.LSGD(pull=0.1),
+        "plain average, same pull": eq.sync.MGRAWA(pull=0.5, exponent=0.0),
+    }
+    return {
+        f"runs that end in the flat valley, {name}": mean(_ends_flat(sync, workers, steps, s) for s in range(seeds))
+        for name, sync in methods.items()
+    }
+
+
+def _ends_flat(sync: Any, workers: int, steps: int, seed: int) -> float:
+    """f(x) = h(x + 1; SHARP) left of 0, h(x - 1; FLAT) right of it, with h(d; a) = a d^2 / (1 + (a - 1) d^2): both are 0 at
+    the bottom and 1 at the ridge. Batches see f shifted by noise.
+    """
+
+    def loop(comm: Any) -> float:
+        generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        with eq.attach(model, optimizer, sync=sync, period=4) as together:
+            with torch.no_grad():
+                model.weight.fill_(-1.0 if comm.rank % 2 else 1.0)
+            for _ in range(steps):
+                x = float(model.weight.detach()) + 0.15 * float(torch.randn((), generator=generator))
+                a, d = (SHARP, x + 1) if x < 0 else (FLAT, x - 1)
+                below = 1 + (a - 1) * d * d
+                model.weight.grad = torch.full_like(model.weight, 2 * a * d / below**2)
+                together.loss = a * d * d / below
+                optimizer.step()
+            with comm.uncounted():
+                return float(comm.mean(model.weight.detach().reshape(1).clone()))
+
+    middle = eq.spawn(loop, workers, virtual=True)[0]
+    return float(middle > 0.5)  # clearly inside, not caught between the two
+
+
+def budget(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict[str, float]:
+    """The same simulated time for all, on four workers with slow links, each with the authors' period and pull."""
+    ends = _ends(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    error = {name: mean(end["error"] for end in row) for name, row in ends.items()}
+    rounds = {name: mean(end["rounds"] for end in row) for name, row in ends.items()}
+    rival = min(error["EASGD"], error["LSGD"])
+    return {
+        "test error, LGRAWA / better of EASGD, LSGD": error["LGRAWA"] / rival,
+        "test error, MGRAWA / better of EASGD, LSGD": error["MGRAWA"] / rival,
+        "rounds, LGRAWA / EASGD": rounds["LGRAWA"] / rounds["EASGD"],
+    } | {f"test error, {name}, %": 100 * value for name, value in error.items()}
+
+
+def flatness(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict[str, float]:
+    """Curvature of the training loss around the mean models of the same runs."""
+    ends = _ends(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    found: dict[str, float] = {}
+    for quantity in ("trace", "largest eigenvalue"):
+        value = {name: mean(end[quantity] for end in row) for name, row in ends.items()}
+        for name in ("LGRAWA", "MGRAWA"):
+            found[f"{quantity} of the Hessian, {name} / EASGD"] = value[name] / value["EASGD"]
+        found[f"{quantity} of the Hessian, all-reduce / EASGD"] = value["all-reduce"] / value["EASGD"]
+    return found
+
+
+@functools.cache
+def _ends(seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]) -> dict[str, list[dict[str, float]]]:
+    data = images(**dict(of))
+    methods = {
+        "LGRAWA": (eq.sync.LGRAWA(pull=0.5, prox=0.01), 32),
+        "MGRAWA": (eq.sync.MGRAWA(pull=0.5, prox=0.01), 32),
+        "EASGD": (eq.sync.EASGD(pull=0.4), 4),  # the authors' 0.1 a worker: pull / workers
+        "LSGD": (eq.sync.LSGD(pull=0.1, prox=0.1), 4),
+        "all-reduce": (eq.sync.AllReduce(), 1),
+    }
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
+    for name, (sync, period) in methods.items():
+        for seed in range(seeds):
+            run = data.train_with(
+                sync=sync,
+                period=period,
+                workers=4,
+                budget=seconds,
+                cluster=eq.Cluster([1000.0] * 4, Link(20e6, 1e-3)),
+                batch=16,
+                lr=lr,
+                momentum=0.9,
+                nesterov=True,
+                model=model,
+                seed=seed,
+            )
+            surface = Surface(run.model, LOSS, data.data.train, examples=512)
+            found[name].append(
+                {
+                    "error": 1 - run.result["models"]["mean"]["accuracy"],
+                    "rounds": run.result["rounds"],
+                    "trace": trace(surface, probes=10).value,
+                    "largest eigenvalue": largest_eigenvalue(surface, most=20).value,
+                }
+            )
+    return found

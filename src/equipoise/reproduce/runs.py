@@ -1,0 +1,94 @@
+"""What the experiments share: images to train on, and runs on virtual workers without a folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import equipoise as eq
+
+from .. import registry
+from ..data.base import Loaded
+from ..observe.events import read_events
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+@dataclass
+class Images:
+    data: Loaded
+
+    def train_with(
+        self,
+        *,
+        model: str,
+        lr: float,
+        momentum: float = 0.0,
+        seed: int = 0,
+        sized: dict[str, Any] | None = None,
+        **how: Any,
+    ) -> eq.Run:
+        """A run that starts from the weights of its seed and is evaluated at its end only."""
+
+        def make() -> nn.Module:
+            torch.manual_seed(seed)
+            return registry.get("model", model)(**(sized or {})).build(self.data)
+
+        nesterov = how.pop("nesterov", False)
+        quiet = {"evaluate_every": 10**6, "log_every": 10**6, "checkpoint_every": 10**9}
+        return eq.train(
+            make,
+            LOSS,
+            self.data.train,
+            test=how.pop("test", self.data.test),
+            optimizer=lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum, nesterov=nesterov),
+            seed=seed,
+            **(quiet | how),
+        )
+
+    def curve(self, clock: str, **how: Any) -> list[tuple[float, float]]:
+        """(time, loss of the mean model on a part of the training data) after every epoch."""
+        train = self.data.train
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            self.train_with(test=(train.x[::4], train.y[::4]), evaluate_every=1, out=out, **how)
+            seen = [e for e in read_events(out) if e["event"] == "evaluate"]
+        return [(e[clock], e["models"]["mean"]["loss"]) for e in seen]
+
+    @torch.no_grad()
+    def training_loss(self, model: nn.Module) -> float:
+        model.eval()
+        train = self.data.train
+        parts = zip(train.x.split(512), train.y.split(512), strict=True)
+        return sum(float(LOSS(model(x), y)) * len(y) for x, y in parts) / len(train)
+
+
+def images(data: str = "digits", data_dir: str = "", limit: int | None = None) -> Images:
+    """The bundled digits, or CIFAR-10 from a folder."""
+    options: dict[str, Any] = {"limit": limit}
+    if data != "digits":
+        options["dir"] = data_dir
+    return Images(registry.get("data", data)(**options).load())
+
+
+def time_to(curve: list[tuple[float, float]], target: float) -> float:
+    """When the loss first reaches the target, on a straight line between points; NaN if it never does."""
+    before = None
+    for seconds, loss in curve:
+        if loss <= target:
+            if before is None or before[1] == loss:
+                return seconds
+            return before[0] + (before[1] - target) / (before[1] - loss) * (seconds - before[0])
+        before = (seconds, loss)
+    return float("nan")

@@ -1,0 +1,132 @@
+"""Every claim's experiment runs at a tiny size and measures what is expected of it; verdicts go both ways."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.cli import reproduce
+from equipoise.cli.main import main
+from equipoise.errors import UserError
+from equipoise.reproduce.base import Claim, Expect, Outcome, check
+from equipoise.reproduce.claims import CLAIMS, PAPERS
+
+TINY: dict[str, dict[str, Any]] = {
+    "order-herding": {"vectors": 128, "rounds": 1},
+    "order-convex": {"examples": 32, "epochs": 2, "seeds": 1},
+    "order-network": {"limit": 16, "epochs": 2, "seeds": 1},
+    "gossip-rate": {},
+    "gossip-exact": {"workers": 3, "steps": 5},
+    "gossip-rounds": {"most": 3, "target": 1.0},
+    "gossip-sorted": {"limit": 64, "steps": 2, "batch": 2, "rates": (0.1,)},
+    "gossip-slack": {"limit": 64, "steps": 2, "batch": 2, "rates": (0.1,)},
+    "batch-noise": {"dimension": 20, "examples": 512, "tests": 3},
+    "batch-quality": {"limit": 128, "epochs": 2, "small": 4, "large": 8, "seeds": 1},
+    "batch-floor": {"steps": 8, "seeds": 1},
+    "partition-time": {"limit": 240, "epochs": 1, "batch": 15},
+    "partition-features": {"limit": 200, "workers": 2, "splits": 2},
+    "partition-unequal": {"examples": 400, "splits": 2},
+    "partition-saved": {"limit": 256, "epochs": 1, "seeds": 1},
+    "pull-weights": {},
+    "pull-valleys": {"workers": 2, "steps": 8, "seeds": 1},
+    "pull-time": {"limit": 64, "seconds": 0.1, "seeds": 1},
+    "pull-flatness": {"limit": 64, "seconds": 0.1, "seeds": 1},
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_an_experiment_measures_what_is_expected(claim: Claim) -> None:
+    measured = claim.experiment()(**(claim.small | TINY[claim.name]))
+    assert {expect.quantity for expect in claim.expects} <= set(measured)
+    assert all(isinstance(value, (int, float)) for value in measured.values())
+
+
+def test_the_catalogue_is_in_order() -> None:
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+    assert {claim.paper for claim in CLAIMS} == set(PAPERS)
+    for claim in CLAIMS:
+        assert claim.name.startswith(claim.paper)
+        assert set(claim.full) <= set(claim.small) | {"data", "limit"}, claim.name
+        assert all(expect.low < expect.high for expect in claim.expects)
+
+
+def claim_of(*expects: Expect, **more: Any) -> Claim:
+    return Claim("order-x", "order", "It holds.", "Look.", "order:herding", expects, **more)
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"), [(1.0, True), (2.0, True), (0.99, False), (2.01, False), (math.nan, False), (math.inf, False)]
+)
+def test_a_range_holds_both_ends(value: float, holds: bool) -> None:
+    assert Expect("q", 1.0, 2.0).holds({"q": value}) is holds
+
+
+def test_one_range_that_fails_fails_the_claim() -> None:
+    claim = claim_of(Expect("a", high=1.0), Expect("b", low=0.0))
+    assert Outcome(claim, {"a": 1.0, "b": 0.0}, 0.0).verdict == "pass"
+    assert Outcome(claim, {"a": 1.1, "b": 0.0}, 0.0).verdict == "fail"
+    assert Outcome(claim, {"a": 1.0}, 0.0).verdict == "fail"
+    rows = Outcome(claim, {"a": 1.1, "b": 0.0, "beside": 7.0}, 0.0).rows()
+    assert rows == [
+        ("a", "1.1", "at most 1", "fail"),
+        ("b", "0", "at least 0", "pass"),
+        ("beside", "7", "", ""),
+    ]
+
+
+def test_full_scale_asks_for_its_data_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    claim = claim_of(small={"a": 1, "b": 2}, full={"b": 3, "data": "cifar10"})
+    assert claim.arguments("small") == {"a": 1, "b": 2}
+    assert claim.arguments("full", "here") == {"a": 1, "b": 3, "data": "cifar10", "data_dir": "here"}
+    with pytest.raises(UserError, match="--data-dir"):
+        claim.arguments("full")
+    assert main(["reproduce", "--all", "--scale", "full"]) == 2
+    assert "--data-dir" in capsys.readouterr().err
+
+
+def test_listing_loads_no_torch() -> None:
+    look = "import sys; from equipoise.cli.main import main; main(['reproduce', '--list']); assert 'torch' not in sys.modules"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stderr
+    assert all(claim.name in said.stdout for claim in CLAIMS)
+
+
+def test_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [claim.paper for claim in reproduce.chosen(["pull", "gossip-rate"], False)] == ["gossip", *["pull"] * 4]
+    assert len(reproduce.chosen([], True)) == len(CLAIMS)
+    refused = {
+        "": "--all",
+        "--all pull": "--all",
+        "gosip": "did you mean 'gossip'",
+        "pull --scale huge": "small or full",
+    }
+    for words, why in refused.items():
+        assert main(["reproduce", *words.split()]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_words_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "gossip-rate", "--write", str(tmp_path / "page.md")]) == 0
+    said = capsys.readouterr().out
+    assert "PASS" in said
+    assert "at most 0.15" in said
+    page = (tmp_path / "page.md").read_text()
+    assert "**1 of 1 hold**" in page
+    assert "`equipoise reproduce gossip-rate`" in page
+    assert main(["reproduce", "gossip-rate", "pull-weights", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["name"], first["verdict"], second["name"]) == ("gossip-rate", "pass", "pull-weights")
+    assert all(expect["holds"] for expect in first["expected"])
+
+
+def test_check_judges_what_was_measured() -> None:
+    quantity = "accelerated / plain rounds on a ring of 16"
+    for high, verdict in ((0.9, "pass"), (0.01, "fail")):
+        claim = Claim("gossip-x", "gossip", "", "", "gossip:rate", (Expect(quantity, high=high),), {"rings": (8, 16)})
+        outcome = check(claim)
+        assert outcome.verdict == verdict
+        assert 0.1 < outcome.measured[quantity] < 0.5  # 12 rounds against 45
