@@ -215,7 +215,7 @@ def compare(comm: Comm, repetitions: int, rounds: int, real: bool) -> dict[str, 
 
 
 def main() -> None:
-    args = arguments(__doc__, workers=4, repetitions=15, rounds=4, real=1)
+    args = arguments(__doc__, workers=4, repetitions=40, rounds=4, real=1)
     found = eq.spawn(lambda comm: compare(comm, args.repetitions, args.rounds, bool(args.real)), args.workers)[0]
     rows: list[tuple[str, float, float | None]] = []
     for name, (steps, rounds) in found.items():

@@ -21,7 +21,7 @@ class NormTest(Adaptive):
     grows on noise alone, and far below 1 the first tests reach `most`: `growth` holds them back. A gradient that is
     zero beside noise asks for as much as there may be; no gradient at all, or one that is not finite, changes nothing.
     Any optimizer; the statistics are those of gradients, before clipping. With local steps workers are apart when they
-    look, which adds their disagreement to V.
+    look, which adds their disagreement to V; `gradient="first"` looks where they are at one point.
     Reference: Lau, Li, Xu, Liu, Kolar, Communication-Efficient Adaptive Batch Size Strategies for Distributed Local
     Gradient Methods, 2024 (arXiv 2406.13936); Byrd, Chin, Nocedal, Wu, Mathematical Programming 2012.
     """
