@@ -3,7 +3,7 @@
     python grawa_cifar10.py --data-dir DIR --out resnet.json            # tunes and tests: about 40 minutes on one core
     python grawa_cifar10.py --data-dir DIR --settings resnet.json --workers 8 --out eight.json    # tests, with those choices
     python grawa_cifar10.py --data-dir DIR --model vgg --out vgg.json
-    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 9   # 4 real processes, real seconds
+    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 7   # 4 real processes, real seconds
     python grawa_cifar10.py --data-dir DIR --full                       # 50,000 images, wider nets: many hours
 
 All methods train for the same simulated seconds on one described cluster: equal workers of 2,000 examples a second, links
@@ -23,7 +23,9 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import signal
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +152,9 @@ def words_of(setting: Setting) -> str:
     plain = type(setting.sync)().options()
     chosen = {name: value for name, value in setting.sync.options().items() if value != plain[name]}
     every: dict[str, Any] = {"lr": setting.lr} | ({"period": setting.period} if setting.period > 1 else {}) | chosen
-    every |= ({"radius": setting.sam} if setting.sam else {}) | ({"": setting.model} if setting.model != "mean" else {})
+    every |= ({"radius": setting.sam} if setting.sam else {}) | (
+        {"model": setting.model} if setting.model != "mean" else {}
+    )
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in every.items()
     )
@@ -199,8 +203,11 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
     return row
 
 
-def run_all(tasks: list[Task], args: argparse.Namespace, words: str) -> list[dict[str, Any]]:
-    started, rows = time.time(), []
+def run_all(
+    tasks: list[Task], args: argparse.Namespace, words: str, rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Rows are added as they come: a run that is ended early keeps them."""
+    started = time.time()
     jobs = [(task, args) for task in tasks]
     with contextlib.ExitStack() as stack:
         # Processes of a run are its workers: then one run at a time, from here.
@@ -266,10 +273,10 @@ def better(settings: list[Setting], rows: list[dict[str, Any]]) -> tuple[Setting
     return setting, error
 
 
-def tune(args: argparse.Namespace) -> tuple[dict[str, Setting], list[dict[str, Any]]]:
+def tune(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Setting]:
     """The setting of each method that is best on held-out images."""
     settings = coarse(args.short)
-    rows = run_all([Task(s, 100, True, False) for s in settings], args, "tuning")
+    run_all([Task(s, 100, True, False) for s in settings], args, "tuning", rows)
     methods = list(dict.fromkeys(s.method for s in settings))
 
     def of(method: str) -> tuple[list[Setting], list[dict[str, Any]]]:
@@ -277,7 +284,8 @@ def tune(args: argparse.Namespace) -> tuple[dict[str, Setting], list[dict[str, A
         return [s for s, _ in mine], [r for _, r in mine]
 
     more = [s for method in methods for s in fine(better(*of(method))[0])]
-    settings, rows = settings + more, rows + run_all([Task(s, 100, True, False) for s in more], args, "refining")
+    settings += more
+    run_all([Task(s, 100, True, False) for s in more], args, "refining", rows)
     chosen = {method: better(*of(method))[0] for method in methods}
     for method in ("MGRAWA", "LGRAWA"):
         least = 8 * chosen["EASGD"].period
@@ -285,7 +293,7 @@ def tune(args: argparse.Namespace) -> tuple[dict[str, Setting], list[dict[str, A
         if chosen[method].period < least and rare:
             name = method + RARE
             chosen[name] = better([s for s, _ in rare], [r for _, r in rare])[0]._replace(method=name)
-    return chosen, rows
+    return chosen
 
 
 def arguments() -> argparse.Namespace:
@@ -338,25 +346,26 @@ def main() -> None:
         f"{args.model} with {size:,} parameters on {args.examples:,} images of {args.side} x {args.side}, "
         f"{args.workers} workers, batch {args.batch}, {args.budget:g} {kind}"
     )
-    out: dict[str, Any] = {"arguments": vars(args)}
+    out: dict[str, Any] = {"arguments": vars(args), "tuning": [], "rows": [], "ablation": []}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = list(range(args.seeds))
     try:
         if args.settings:
             known = json.loads(Path(args.settings).read_text())["chosen"]
             chosen = {name: Setting.of(table) for name, table in known.items()}
         else:
-            chosen, out["tuning"] = tune(args)
+            chosen = tune(args, out["tuning"])
         out["chosen"] = {name: setting.plain() for name, setting in chosen.items()}
         Path(args.out).write_text(json.dumps(out))
         tasks = [Task(s, seed, flatness=args.flatness > 0) for s in chosen.values() for seed in seeds]
-        rows = out["rows"] = run_all(tasks, args, "testing")
+        rows = run_all(tasks, args, "testing", out["rows"])
         table(rows, seeds)
         ratios = verdict(rows, seeds)
         if args.ablation:
             mean = {m: statistics.mean(r["error"] for r in rows if r["method"] == m) for m in ("MGRAWA", "LGRAWA")}
             name = min(mean, key=lambda m: mean[m])
             tasks = [Task(s, seed, flatness=False) for s in ablation(chosen[name]) for seed in seeds]
-            out["ablation"] = run_all(tasks, args, "ablation")
+            run_all(tasks, args, "ablation", out["ablation"])
             table([r for r in rows if r["method"] == name] + out["ablation"], seeds)
     finally:
         Path(args.out).write_text(json.dumps(out))
