@@ -46,7 +46,7 @@ class Balanced(Order):
             )
         self.refuse()
 
-    def refuse(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
+    def refuse(self) -> None:
         """Refuse what only this order cannot do, with a `UserError` that says the fix."""
 
     def start(self) -> None:

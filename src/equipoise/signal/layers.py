@@ -34,7 +34,9 @@ class Layers(View):
         self.sizes = [1] * self.items
         self.whole: list[Part] = []
         self.streamed: list[Part] = []
-        self.summed: dict[Place, torch.Tensor] = {}  # sum_i g_i / scale over the items from `first` on, where it is known
+        self.summed: dict[
+            Place, torch.Tensor
+        ] = {}  # sum_i g_i / scale over the items from `first` on, where it is known
         self.first = 0
         self._plan_all(parts)
 
