@@ -2,16 +2,21 @@
 
 MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer
 on windows of 35 words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in
-turn, medians of the ratios. Beside them the same pair balance on per-example gradients by vmap (MLP), and
-grab-sampler where it is installed and runs.
+turn, medians of the ratios. Beside them, on the MLP, the same pair balance on per-example gradients by vmap,
+grab-sampler where it is installed (patched: it does not run with this torch as it is), and the update of S by half of
+the products and the gradient (S += 2 F - G) against all products.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import resource
+import statistics
+import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +25,7 @@ from common import arguments, median_ratio, report
 from torch import nn
 
 import equipoise as eq
+from equipoise.context import Context
 from equipoise.data.base import Loaded
 from equipoise.data.source import Source
 from equipoise.launch.current import current_comm
@@ -34,7 +40,9 @@ ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "plain": eq.order.Reshuffle,
     "exact pair": eq.order.PairBalance,
     "exact mean": eq.order.GraB,
+    "forward mode": lambda: eq.order.PairBalance(signal="forward"),
     "projection": lambda: eq.order.PairBalance(signal="projection"),
+    "count sketch": lambda: eq.order.PairBalance(signal="count-sketch"),
     "last layer": lambda: eq.order.PairBalance(signal="last-layer"),
 }
 GOALS = {
@@ -109,18 +117,24 @@ def steps(worker: Worker, count: int) -> None:
         worker.step()
 
 
-def by_vmap(task: tuple[Any, ...]) -> Callable[[int], None]:
-    """Pair balance on gradients that are made: what there was before."""
+def per_example(task: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Callable[..., dict[str, torch.Tensor]]]:
+    """The weights, and a function from them and a batch to the gradient of every example, made."""
     from torch.func import functional_call, grad, vmap
 
     torch.manual_seed(0)
-    model, loss, (x, y), batch = task[0](), *task[1:]
+    model, loss = task[0](), task[1]
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def one(weights: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return loss(functional_call(model, weights, a.unsqueeze(0)), b.unsqueeze(0))
 
-    gradients = vmap(grad(one), in_dims=(None, 0, 0))
+    return parameters, vmap(grad(one), in_dims=(None, 0, 0))
+
+
+def by_vmap(task: tuple[Any, ...]) -> Callable[[int], None]:
+    """Pair balance on gradients that are made: what there was before."""
+    parameters, gradients = per_example(task)
+    (x, y), batch = task[2:]
     total = torch.zeros(sum(p.numel() for p in parameters.values()))
 
     def run(count: int) -> None:
@@ -135,6 +149,58 @@ def by_vmap(task: tuple[Any, ...]) -> Callable[[int], None]:
                 parameters[name] = parameters[name] - 0.01 * g.mean(0)
 
     return run
+
+
+def by_grab_sampler(task: tuple[Any, ...]) -> Callable[[int], None] | None:
+    """The package as its readme uses it. Two things keep it from running: it imports torch-sparse, which only one of its
+    projections needs, and hands an argument to `Sampler` that torch takes no more.
+    """
+    if importlib.util.find_spec("grabsampler") is None:
+        print("grab-sampler is not installed: pip install --no-deps grab-sampler; pip install absl-py overrides tqdm")
+        return None
+    if importlib.util.find_spec("torch_sparse") is None:
+        stub = types.ModuleType("torch_sparse")
+        stub.SparseTensor = object  # type: ignore[attr-defined]
+        sys.modules["torch_sparse"] = stub
+    torch.utils.data.Sampler.__init__ = lambda self, *args: None  # type: ignore[method-assign, assignment]
+    from grabsampler import GraBSampler
+
+    parameters, gradients = per_example(task)
+    (x, y), batch = task[2:]
+    sampler = GraBSampler(range(len(x)), parameters, balance_type="pair", device="cpu")
+    indices: list[int] = []
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            if not indices:
+                indices.extend(iter(sampler))
+            chosen = [indices.pop(0) for _ in range(batch)]
+            found = gradients(parameters, x[chosen], y[chosen])
+            sampler.step(found)
+            for name, g in found.items():
+                parameters[name] = parameters[name] - 0.01 * g.mean(0)
+
+    return run
+
+
+def update_of_s(task: tuple[Any, ...], batch: int, repetitions: int) -> float:
+    """Seconds of `S += 2 F - G` / seconds of `S += sum s_i g_i` by products alone."""
+    torch.manual_seed(0)
+    model, loss, (x, y) = task[0](), task[1], task[2]
+    signal = eq.signal.Exact().bind(Context(current_comm()))
+    with signal.watching(model, batch):
+        loss(model(x[:batch]), y[:batch]).backward()
+    view = signal.view()
+    known, total = view.summed, view.zeros()
+    signs = 1.0 - 2.0 * (torch.arange(batch) % 2)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(10 * repetitions):
+        for split in seconds:
+            view.summed = known if split else {}
+            started = time.perf_counter()
+            view.add_to(total, signs)
+            seconds[split].append(time.perf_counter() - started)
+    return median_ratio(seconds[True], seconds[False])
 
 
 def peak(task: tuple[Any, ...], order: Callable[[], eq.order.Order]) -> int:
@@ -180,15 +246,23 @@ def main() -> None:
             for order in list(ORDERS)[1:]:
                 extra = (used[order] - used["plain"]) / (4 * d)
                 rows.append((f"{name}: {order}, extra memory in vectors of d", extra, 3.0))
-        if name == "MLP" and args.peers:
-            run = by_vmap(task)
+        if name != "MLP" or not args.peers:
+            continue
+        peers = {"made gradients (vmap)": by_vmap(task), "grab-sampler pair": by_grab_sampler(task)}
+        for peer, run in peers.items():
+            if run is None:
+                continue
             run(1)
             slow = []
             for _ in range(3):
                 started = time.perf_counter()
                 run(2)
                 slow.append((time.perf_counter() - started) / 2)
-            rows.append(("MLP: made gradients (vmap) / plain", median_ratio(slow, seconds["plain"][:3]), None))
+            ratio = statistics.median(slow) / statistics.median(seconds["plain"])
+            rows.append((f"MLP: {peer} / plain", ratio, None))
+        for batch in (64, 256, 1024):
+            ratio = update_of_s(task, batch, args.repetitions)
+            rows.append((f"MLP: update of S with the gradient / by products alone, batch {batch}", ratio, None))
     report("The price of a balanced order", rows, args.json)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.errors import UserError
 from equipoise.order import GraB, PairBalance, Reshuffle
 from equipoise.signal import Rows
 
@@ -69,14 +70,55 @@ def test_least_squares_table() -> None:
     assert least_squares(GraB(), 256, 0) < random / 40
 
 
-def test_resume_keeps_the_mean() -> None:
+def in_a_tree(vectors: torch.Tensor, positions: list[int], levels: int, mean: torch.Tensor) -> list[int]:
+    """By definition: both halves of an epoch's order are balanced again, each in the order in which it was visited."""
+    total, front, back = torch.zeros_like(mean), [], []
+    for p in positions:
+        v = vectors[p] - mean
+        sign = 1.0 if total @ v <= 0 else -1.0
+        total = total + sign * v
+        (front if sign > 0 else back).append(p)
+    if levels == 1:
+        return front + back[::-1]
+    return in_a_tree(vectors, front, levels - 1, mean) + in_a_tree(vectors, back, levels - 1, mean)[::-1]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40])
+@pytest.mark.parametrize("levels", [2, 3])
+def test_levels_by_definition(batch: int, levels: int) -> None:
+    vectors = sphere(40, 4) + 0.5
+    order = bound(GraB(levels=levels), 40)
+    mean = torch.zeros(4, dtype=torch.float64)
+    for epoch in range(3):
+        positions = visit(order, vectors, epoch, batch)
+        assert order.epoch(epoch + 1).tolist() == in_a_tree(vectors, positions.tolist(), levels, mean)
+        mean = vectors.mean(0)
+
+
+def test_levels_reach_the_floor_in_fewer_epochs() -> None:
+    """After one epoch H is 36 / 2 and more by one level, and a half, a quarter, an eighth of that by more of them."""
+    vectors = sphere(4096, 16)
+    found = [floor(GraB(levels=levels), vectors, 1) for levels in (1, 2, 3, 4)]
+    assert found[0] > 1.4 * found[1] > 1.4 * 1.3 * found[2]
+    assert found[3] < found[0] / 3
+    assert floor(GraB(levels=4), vectors, 6) < 4.5
+
+
+def test_levels_refuse_what_they_cannot_do() -> None:
+    for options in ({"sign": "halving"}, {"signal": "forward"}):
+        with pytest.raises(UserError, match="use signal"):
+            bound(GraB(levels=2, **options), 8)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_resume_keeps_the_mean(levels: int) -> None:
     vectors = sphere(20, 4) + 1.0
-    whole, half = bound(GraB(), 20), bound(GraB(), 20)
+    whole, half = bound(GraB(levels=levels), 20), bound(GraB(levels=levels), 20)
     for epoch in range(3):
         visit(whole, vectors, epoch, 3)
     visit(half, vectors, 0, 3)
     visit(half, vectors, 1, 3, upto=9)
-    resumed = bound(GraB(), 20)
+    resumed = bound(GraB(levels=levels), 20)
     resumed.load_state_dict(half.state_dict())
     positions = resumed.epoch(1)
     for start in range(9, 20, 3):

@@ -31,10 +31,10 @@ def test_walk_is_as_likely_as_it_says() -> None:
 
 def test_halving_follows_its_recursion() -> None:
     """First ratio 0: width b^2, spread 2 b^2; afterwards width b^2 sqrt(spread L / b^2)."""
-    memory = {"epochs": 1.0}
+    memory = {"epochs": 3.0, "terms": 50.0}
     assert halving(0.5, 4.0, memory, lambda: 1.0) == 1  # 0.5 <= 4 * (+1)
     assert memory["spread"] == 8.0
-    penalty = math.log(8 * (1 + math.log(2)) * 2)
+    penalty = math.log(8 * (1 + math.log(3)) * (1 + math.log(50)) * 2 * 3)
     root = math.sqrt(8.0 * penalty / 4.0)
     assert halving(4 * root * 0.99, 4.0, dict(memory), lambda: 1.0) == 1
     assert halving(4 * root * 1.01, 4.0, memory, lambda: 1.0) == -1

@@ -40,6 +40,38 @@ def test_a_projection_keeps_products_on_average(name: str) -> None:
     assert float((mean - true).norm() / true.norm()) < 0.25
 
 
+@pytest.mark.parametrize("name", ["linear", "linear on words", "convolution", "embedding", "partly frozen"])
+def test_a_count_sketch_is_unbiased_within_its_variance(name: str) -> None:
+    """Over 200 draws of 64 buckets: the mean within 5 of its own deviations, the variance below 11 / buckets."""
+    torch.manual_seed(3)
+    make, draw = models.CASES[name]
+    model, inputs = make(), draw(5)
+    sketch = eq.signal.Projection(kind="count", buckets=64)
+    grams = torch.stack([seen(sketch, model, inputs, seed).gram() for seed in range(200)]).double()
+    rows = models.gradients(model, inputs).double()
+    true, squares = rows @ rows.T, rows.pow(2).sum(1)
+    deviation = (grams.var(0) / len(grams)).sqrt()
+    assert bool(((grams.mean(0) - true).abs() <= 5 * deviation + 1e-6 * squares.max()).all())
+    assert bool((grams.var(0) <= 11 / 64 * squares[:, None] * squares[None] + 1e-9).all())
+
+
+def test_a_count_sketch_of_words_goes_by_a_hash() -> None:
+    """The same word, the same bucket: one word's gradients keep their products to rounding, alone in their bucket."""
+    model, words = nn.Embedding(11, 4), torch.full((3, 1), 7)
+    view = seen(eq.signal.Projection(kind="count", buckets=4096), model, words)
+    rows = models.gradients(model, words)
+    torch.testing.assert_close(view.gram(), rows @ rows.T, rtol=1e-4, atol=1e-6)
+
+
+def test_a_count_sketch_balances_an_order() -> None:
+    """Ten numbers a gradient in a sketch of many more: the order is balanced nearly as by all of it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(256, 4, generator=generator)
+    order = eq.order.PairBalance(signal="count-sketch")
+    run = eq.train(nn.Linear(4, 2), nn.MSELoss(), (x, x[:, :2] ** 2), order=order, batch=16, epochs=8)
+    assert run.result["health"]["herding"] < 0.7
+
+
 def test_projections_depend_on_the_seed_alone() -> None:
     torch.manual_seed(3)
     model, inputs = nn.Linear(7, 5), torch.randn(6, 7)

@@ -20,6 +20,7 @@ class Decided:
     signs: np.ndarray
     squares: np.ndarray
     cross: float
+    leaves: np.ndarray | None = None  # of the tree, where terms were balanced again among those with the same signs
 
 
 NOTHING = Decided(np.zeros(0), np.zeros(0), float("nan"))

@@ -18,7 +18,7 @@ from .base import Order
 _SIGNAL = "what is seen of a gradient: all of it layer by layer or in forward mode, a sketch, the last layer, or a whole group's"
 
 
-SEEN = ("exact", "forward", "projection", "last-layer", "batch")
+SEEN = ("exact", "forward", "projection", "count-sketch", "last-layer", "batch")
 
 
 @dataclass
@@ -39,12 +39,15 @@ class Balanced(Order):
                 f"{type(self).__name__}(signal='batch'): it sees one gradient per group: set group to the batch size, or "
                 "to a divisor of it (the batch is then taken in passes of that size)"
             )
-
         if self.signal == "forward" and self.sign != "greedy":
             raise UserError(
                 f"{type(self).__name__}(signal='forward', sign={self.sign!r}): forward mode tells no norms, which this sign rule "
                 "needs: use sign = greedy, or signal = exact"
             )
+        self.refuse()
+
+    def refuse(self) -> None:
+        """Refuse what only this order cannot do, with a `UserError` that says the fix."""
 
     def start(self) -> None:
         self.watcher = signal_of(self.signal, self.group).bind(self.context)  # type: ignore[misc]

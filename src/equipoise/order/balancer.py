@@ -46,7 +46,8 @@ class Balancer:
         self.units = Units(context.examples, group, context.rng(1, 0))
         self.number = 0  # of the epoch
         self.total: torch.Tensor | None = None  # S
-        self.memory: dict[str, float] = {}
+        self.terms = len(self.units.members) // len(signature)  # in an epoch
+        self.memory: dict[str, float] = {"terms": float(self.terms)}
         self.centre, self.ending = centre, ending
         self.measure = Measure(context, together=ending is not None)
         self._forget()
@@ -67,7 +68,7 @@ class Balancer:
             if self.centre is not None:
                 self.centre.turn()
             self._forget()
-            self.memory = {"epochs": float(number + 1)}
+            self.memory = {"epochs": float(number + 1), "terms": float(self.terms)}
             if self.total is not None:
                 self.total.zero_()
             self.number = number
@@ -91,9 +92,10 @@ class Balancer:
         for row, term in zip(rows, terms, strict=True):
             row[list(term)] = list(term.values())
         self.total, decided = self.signer(self.total, view, rows, self.decide, **mean)
-        for sign, members in zip(decided.signs, units, strict=True):
+        leaves = decided.leaves if decided.leaves is not None else np.zeros(len(units), dtype=np.int64)
+        for sign, leaf, members in zip(decided.signs, leaves.tolist(), units, strict=True):
             for unit, side in zip(members, self.signature, strict=True):
-                self.units.place(unit, sign * side)
+                self.units.place(unit, sign * side, leaf)
         self.measure.decided(decided, len(self.signature))
 
     def decide(self, product: float, square: float) -> int:
@@ -139,6 +141,7 @@ class Balancer:
             "sequence": list(self.units.sequence),
             "front": list(self.units.front),
             "back": list(self.units.back),
+            "leaves": dict(self.units.leaves),
             "measure": self.measure.state(),
             "centre": None if self.centre is None else self.centre.state(),
         }
@@ -149,6 +152,7 @@ class Balancer:
         self.weights, self.open, self.filled = list(state["weights"]), list(state["open"]), state["filled"]
         self.units.sequence = list(state["sequence"])
         self.units.front, self.units.back = list(state["front"]), list(state["back"])
+        self.units.leaves = dict(state["leaves"])
         self.measure.load(state["measure"])
         if self.centre is not None:
             self.centre.load(state["centre"])

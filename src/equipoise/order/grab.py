@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import UserError
 from ..method import option
 from .balance import alone
 from .balanced import Balanced
 from .balancer import SINGLE, Balancer
 from .centre import Centre
+from .nested import nested
 
 
 @dataclass
@@ -20,6 +22,9 @@ class GraB(Balanced):
     fast-moving model makes m stale: the learning rate must be small. With `decay` m is a running mean instead. On
     fixed gradients the floor is about 0.7 of `PairBalance`'s. Memory: three vectors.
 
+    With `levels` = k those with the same sign are balanced again among themselves, k - 1 times, each time with a sum of
+    their own: an epoch then does the work of k, for k times the products and 2^k + 1 vectors.
+
     Reference: Lu, Guo, De Sa, GraB: Finding Provably Better Data Permutations than Random Reshuffling, NeurIPS 2022.
     """
 
@@ -30,5 +35,15 @@ class GraB(Balanced):
         most=1,
     )
 
+    levels: int = option(1, help="balance so many times in an epoch, each half by itself", least=1, most=6)
+
+    def refuse(self) -> None:
+        if self.levels > 1 and (self.sign != "greedy" or self.signal == "forward"):
+            raise UserError(
+                f"GraB(levels={self.levels}): only with sign = greedy, and not with signal = forward, which sees whole batches: "
+                "use signal = exact, projection, count-sketch or last-layer"
+            )
+
     def make(self) -> Balancer:
-        return Balancer(self.context, SINGLE, self.group, self.sign, alone, Centre(self.decay))
+        signer = alone if self.levels == 1 else nested(self.levels)
+        return Balancer(self.context, SINGLE, self.group, self.sign, signer, Centre(self.decay))

@@ -45,8 +45,8 @@ class Herding(Order):
 
     signal: str = option(
         "exact",
-        help="what is seen of a gradient: all of it, a projection, or the last layer",
-        choices=("exact", "projection", "last-layer"),
+        help="what is seen of a gradient: all of it, a sketch, or the last layer",
+        choices=("exact", "projection", "count-sketch", "last-layer"),
     )
 
     def start(self) -> None:

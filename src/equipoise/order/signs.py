@@ -21,14 +21,17 @@ def greedy(product: float, square: float, memory: dict[str, float], draw: Draw) 
 def halving(product: float, square: float, memory: dict[str, float], draw: Draw) -> int:
     """Kernel halving: + if `<S, v> <= a U`, U uniform on [-1, 1], with an adaptive width a.
 
-    Its guarantee depends on the approximate rank of the differences, not on their dimension.
+    a follows from the squared norm, a bound q on the spread of S and L = log(8 (1 + ln E)(1 + ln m) k e) for term k of
+    the m in epoch e; E, the number of epochs, which an order cannot know, is taken to be e. Its guarantee depends on
+    the approximate rank of the differences, not on their dimension.
     Reference: Carrell, Gong, Shetty, Dwivedi, Mackey, Low-Rank Thinning, ICML 2025 (failure probability 1/2).
     """
     if square == 0:
         return 1
     memory["count"] = memory.get("count", 0.0) + 1
     spread = memory.get("spread", 0.0)
-    penalty = math.log(8 * (1 + math.log(memory.get("epochs", 1.0) + 1)) * memory["count"])
+    epoch, terms = memory.get("epochs", 1.0), memory.get("terms", 1.0)
+    penalty = math.log(8 * (1 + math.log(epoch)) * (1 + math.log(max(1.0, terms))) * memory["count"] * epoch)
     ratio = spread * penalty / square
     if ratio <= 1:
         width, spread = square, 2 * square

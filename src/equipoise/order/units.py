@@ -12,6 +12,14 @@ def reorder(front: list[int], back: list[int], rest: list[int]) -> list[int]:
     return [*front, *rest, *reversed(back)]
 
 
+def folded(leaves: list[list[int]]) -> list[int]:
+    """The leaves of a tree in one order: at every node what was added, then what was taken away, in reverse."""
+    if len(leaves) == 1:
+        return leaves[0]
+    half = len(leaves) // 2
+    return folded(leaves[:half]) + folded(leaves[half:])[::-1]
+
+
 class Units:
     """The things that are ordered: examples, or groups of `group` examples that stay together for the whole run.
 
@@ -27,20 +35,33 @@ class Units:
         self.sequence = list(range(len(self.members)))
         self.front: list[int] = []
         self.back: list[int] = []
+        self.leaves: dict[int, int] = {}  # of the units that are not in leaf 0
 
     def positions(self) -> np.ndarray:
         if not self.members:
             return np.empty(0, dtype=np.int64)
         return np.concatenate([self.members[unit] for unit in self.sequence])
 
-    def place(self, unit: int, sign: float) -> None:
+    def place(self, unit: int, sign: float, leaf: int = 0) -> None:
         (self.front if sign > 0 else self.back).append(unit)
+        if leaf:
+            self.leaves[unit] = leaf
 
     def turn(self) -> None:
         """Begin the next epoch."""
         placed = {*self.front, *self.back}
         rest = [unit for unit in self.sequence if unit not in placed]
         short = [] if self.examples % self.group == 0 else [len(self.members) - 1]
-        order = reorder(self.front, self.back, rest)
+        order = self._through_leaves(rest) if self.leaves else reorder(self.front, self.back, rest)
         self.sequence = [unit for unit in order if unit not in short] + short
-        self.front, self.back = [], []
+        self.front, self.back, self.leaves = [], [], {}
+
+    def _through_leaves(self, rest: list[int]) -> list[int]:
+        count = 1 << max(self.leaves.values()).bit_length()
+        fronts: list[list[int]] = [[] for _ in range(count)]
+        backs: list[list[int]] = [[] for _ in range(count)]
+        for side, units in ((fronts, self.front), (backs, self.back)):
+            for unit in units:
+                side[self.leaves.get(unit, 0)].append(unit)
+        leaves = [reorder(front, back, []) for front, back in zip(fronts, backs, strict=True)]
+        return folded(leaves[: count // 2]) + rest + folded(leaves[count // 2 :])[::-1]

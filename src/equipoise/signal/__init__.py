@@ -16,6 +16,7 @@ SIGNALS: dict[str, type[Signal]] = {
     "exact": Exact,
     "forward": Forward,
     "projection": Projection,
+    "count-sketch": Projection,
     "last-layer": LastLayer,
     "batch": GroupGradient,
 }
@@ -23,6 +24,8 @@ SIGNALS: dict[str, type[Signal]] = {
 
 def signal_of(name: str, group: int) -> Signal:
     """The signal that an order's options name."""
+    if name == "count-sketch":
+        return Projection(kind="count")
     return GroupGradient(group) if name == "batch" else SIGNALS[name]()
 
 

@@ -106,7 +106,8 @@ class Layers(View):
                 continue
             common, rare, rest = split
             assert part.weight is not None
-            vector[slice(*part.weight)].add_(known, alpha=common)
+            if common:
+                vector[slice(*part.weight)].add_(known, alpha=common)
             if len(rare):
                 some = part.with_tensors({name: t[rare] for name, t in part.tensors().items()})
                 replace(some, bias=None).add_to(vector, rest)

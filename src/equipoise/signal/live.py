@@ -206,7 +206,7 @@ def _repeated(model: nn.Module, one: Pass) -> Iterator[None]:
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     enabled = torch.backends.mkldnn.enabled
     if recurrent:
-        torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         with (
             torch.random.fork_rng(devices),

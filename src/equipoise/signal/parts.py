@@ -146,3 +146,10 @@ class Lookup(Part):
         assert self.weight is not None
         table = vector[slice(*self.weight)].view(-1, self.b.shape[2])
         table.index_add_(0, self.a.flatten(), (self.b * weights.view(-1, 1, 1)).flatten(0, 1))
+
+
+def hashed_words(words: torch.Tensor, seed: int, buckets: int, number: int) -> torch.Tensor:
+    """A count sketch of one-hot vectors: each word goes to one bucket with one sign, by a hash instead of a table."""
+    mixed = (words * 2654435761 + 40503 * (number + 1) + seed) % 4294967291
+    places, signs = (mixed >> 8) % buckets, 1.0 - 2.0 * ((mixed >> 4) & 1)
+    return F.one_hot(places, buckets) * signs.unsqueeze(-1)

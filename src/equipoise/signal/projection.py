@@ -12,7 +12,8 @@ from ..errors import UserError
 from ..method import option
 from .base import Signal
 from .convolution import Convolved
-from .parts import Lookup, Made, Outer, Part
+from .count_sketch import CountSketch
+from .parts import Lookup, Made, Outer, Part, hashed_words
 from .rows import Rows
 from .rules import Places, rule_of
 from .watch import calls_of, refuse_batch_norm
@@ -20,22 +21,28 @@ from .watch import calls_of, refuse_batch_norm
 
 @dataclass
 class Projection(Signal):
-    """A Kronecker sketch of every layer's gradient: both factors are projected to `width` numbers before they meet.
+    """A sketch of every layer's gradient, made from its factors.
 
-        g_i = sum_t b_it a_it'   is seen as   sum_t (Q b_it) (P a_it)'
+        g_i = sum_t b_it a_it'   is seen as   sum_t (Q b_it) (P a_it)'                 kronecker: per layer
+                                         or   sum_t sketch(b_it) * sketch(a_it)        count: all layers together
 
-    A few percent of a step instead of two more products. Signs come from a space of `width`^2 numbers per
-    layer: good where the spectrum of the gradients decays, worth little where it is flat.
+    A few percent of a step instead of two more products. Signs come from a space of `width`^2 numbers per layer, or of
+    `buckets` numbers: good where the spectrum of the gradients decays, worth little where it is flat.
 
-    Reference: Choe et al., What is Your Data Worth to GPT? (LoGra), 2024.
+    Reference: Choe et al., What is Your Data Worth to GPT? (LoGra), 2024; Pham and Pagh, KDD 2013 (count sketch).
     """
 
-    width: int = option(8, help="numbers that each factor of a layer is projected to", least=1)
+    width: int = option(8, help="kronecker: numbers that each factor of a layer is projected to", least=1)
+    kind: str = option("kronecker", help="kind of sketch", choices=("kronecker", "count"))
+    buckets: int = option(512, help="count: numbers of the sketch", least=1)
 
     def start(self) -> None:
         self.model: nn.Module | None = None
         self.passes: list[torch.Tensor] = []
-        self.sketch = Sketch(self.context.seed, self.width)
+        seed = self.context.seed
+        self.sketch: Sketch | CountSketch = (
+            Sketch(seed, self.width) if self.kind == "kronecker" else CountSketch(seed, self.buckets)
+        )
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
@@ -54,7 +61,8 @@ class Projection(Signal):
         if not self.chosen:
             self._choose([(module, part) for module, part in parts if part is not None])
         used = [part for module, part in parts if module in self.rules and part is not None]
-        self.passes.append(torch.cat([self.sketch(number, part) for number, part in enumerate(used)], 1))
+        sketches = [self.sketch(number, part) for number, part in enumerate(used)]
+        self.passes.append(torch.cat(sketches, 1) if self.kind == "kronecker" else torch.stack(sketches).sum(0))
 
     def _choose(self, parts: list[tuple[nn.Module, Part]]) -> None:
         """Layers whose factors are larger than their gradient (early convolutions, norms) are left out: few
@@ -125,17 +133,10 @@ class Sketch:
             return torch.bmm(outputs, patches.transpose(1, 2)).flatten(1)
         assert isinstance(part, (Outer, Lookup))
         if isinstance(part, Lookup):
-            inputs = _hashed(part.a, self, number)
+            inputs = hashed_words(part.a, self.seed, self.width, number)
         else:
             inputs = part.a @ self.matrix(number, 0, part.a.shape[2], part.a)
             if part.bias is not None:
                 inputs = inputs + self.matrix(number, 2, 1, part.a)  # a bias is a weight whose input is 1
         outputs = part.b @ self.matrix(number, 1, part.b.shape[2], part.b)
         return torch.bmm(outputs.transpose(1, 2), inputs).flatten(1)
-
-
-def _hashed(words: torch.Tensor, sketch: Sketch, number: int) -> torch.Tensor:
-    """A count sketch of one-hot vectors: each word goes to one bucket with one sign, by a hash instead of a table."""
-    mixed = (words * 2654435761 + 40503 * (number + 1) + sketch.seed) % 4294967291
-    buckets, signs = (mixed >> 8) % sketch.width, 1.0 - 2.0 * ((mixed >> 4) & 1)
-    return F.one_hot(buckets, sketch.width) * signs.unsqueeze(-1)

@@ -30,7 +30,9 @@ def recurrent(
     given = args[1] if len(args) > 1 else kwargs.get("hx")
     starts = (given if isinstance(given, tuple) else (given,)) if given is not None else ()
     ways = 2 if module.bidirectional else 1
-    cell, parts, zeros = _CELLS[module.mode], [], []
+    cell = _CELLS[module.mode]
+    parts: list[Outer] = []
+    zeros: list[torch.Tensor] = []
     ends: list[list[torch.Tensor]] = [[], []]
     for layer in range(module.num_layers):
         outputs = []
