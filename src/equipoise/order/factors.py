@@ -123,10 +123,10 @@ class Slices:
         return count * (form.p if form.kind == "lookup" else min(form.p, form.q)) if form.weight else 0
 
     def _biases(self, form: Form, lo: int, hi: int) -> int:
-        """Biases go with their outputs; where inputs are cut, the first worker has all of them."""
+        """Biases go with their outputs; where inputs are cut, the last worker has all of them: its slice is never empty."""
         if form.kind != "outer" or not form.bias:
             return 0
-        return hi - lo if form.q > form.p else form.q * (self.rank == 0)
+        return hi - lo if form.q > form.p else form.q * (self.rank == self.size - 1)
 
     def view(self, rows: torch.Tensor, mine: bool) -> Layers:
         """Examples in rows of messages; `mine`: only this worker's slice of their gradients."""
