@@ -44,7 +44,8 @@ class Form(NamedTuple):
 
 def forms_of(view: Layers) -> list[Form] | None:
     """None where products of factors would cost too much, or belong to tied weights: those need their cross terms."""
-    return None if view.regions() else [_form(part) for part in view.parts]
+    known = all(isinstance(part, (Outer, Convolved, Lookup, Made)) for part in view.parts)
+    return [_form(part) for part in view.parts] if known and not view.regions() else None
 
 
 def _form(part: Part) -> Form:
