@@ -32,13 +32,13 @@ DECAY = 1e-2
 FREE = ("D-RR", "flip-flop", "paired reversal")
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "CD-GraB": eq.order.CDGraB,
-    "CD-GraB stale": lambda: eq.order.CDGraB(coordinate="stale"),
+    "D-RR": eq.order.Reshuffle,
     "CD-GraB projection": lambda: eq.order.CDGraB(signal="projection"),
     "ID-GraB pair": eq.order.IDGraB,
-    "ID-GraB mean": lambda: eq.order.IDGraB(balance="mean"),
-    "D-RR": eq.order.Reshuffle,
     "flip-flop": eq.order.FlipFlop,
     "paired reversal": eq.order.PairedReversal,
+    "ID-GraB mean": lambda: eq.order.IDGraB(balance="mean"),
+    "CD-GraB stale": lambda: eq.order.CDGraB(coordinate="stale"),
 }
 Curve = list[tuple[float, float]]  # processor seconds so far and gap, after every epoch
 

@@ -74,13 +74,13 @@ def group_orders(batch: int) -> dict[str, Order]:
 
 TASKS = {
     "lenet": Task(
-        lambda where, full: CIFAR10(dir=str(where), limit=None if full else 4096, test_limit=2000).load(),
+        lambda where, full: CIFAR10(dir=str(where), limit=None if full else 1024, test_limit=2000).load(),
         LeNet(),
         nn.functional.cross_entropy,
-        lr=0.005,
+        lr=0.01,
         epochs=20,
         together=16,
-        measured=2048,
+        measured=1024,
         orders=lambda batch: orders("projection"),
     ),
     "lstm": Task(
@@ -103,15 +103,15 @@ TASKS = {
             path=str(where / "sst2-train.tsv"),
             test_path=str(where / "sst2-dev.tsv"),
             vocabulary=10000 if full else 2000,
-            limit=None if full else 4096,
+            limit=None if full else 2048,
             features="bag",
         ).load(),
         Logistic(),
         nn.functional.cross_entropy,
-        lr=0.1,
+        lr=0.2,
         epochs=20,
         together=16,
-        measured=4096,
+        measured=2048,
         orders=lambda batch: orders("projection"),
     ),
 }

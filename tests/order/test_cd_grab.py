@@ -158,7 +158,7 @@ def test_traffic_is_in_the_ledger_and_far_below_a_gather_of_gradients() -> None:
 
 
 def test_shards_send_what_they_say() -> None:
-    """A pair: (W - 1) / W of a vector from each worker, W + W^2 numbers summed, and a header of 5 integers a step."""
+    """A pair: (W - 1) / W of a vector from each worker, W + W^2 numbers summed, and their number."""
     blocks = [sphere(4, 30, seed=w).float() for w in range(3)]
 
     def loop(comm: Any) -> int:
@@ -166,7 +166,7 @@ def test_shards_send_what_they_say() -> None:
         visit(order, blocks[comm.rank], 0, 2)
         return comm.ledger.bytes
 
-    header = 5 * 8 * 2 * 3
+    header = 8 * 2 * 3
     vector = 20 * 4 * 3
     numbers = 2 * 2 * (3 + 9) * 8
     assert sum(eq.spawn(loop, 3, virtual=True)) == 2 * (header + vector + numbers)

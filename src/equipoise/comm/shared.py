@@ -106,6 +106,9 @@ class SharedMemory:
         self._owed: dict[int, int] = {}  # acknowledgements that must follow that of the lent message
         self._table: list[Segment] = []  # one segment per worker, for sums: inputs first,
         self._totals = 0  # and from this byte on the chunk that its owner has summed
+        self._halves: list[Segment] = []  # one segment per worker, for gathers: its two halves are used in turn,
+        self._half = 0  # so many bytes each,
+        self._turn = 0  # this one last
 
     def reaches(self, peer: int, tensor: torch.Tensor) -> bool:
         """Both ends answer alike, from what both know."""
@@ -263,17 +266,39 @@ class SharedMemory:
             findings.append(other.tensor(numbers, self._totals + seen).tolist())
         return everybody, added(findings)
 
+    # -- gathers --------------------------------------------------------------------------------------------------
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Everybody's tensor, stacked by rank, for one barrier.
+
+        Whoever writes to a half again has passed the barrier of the other half, and so has everybody who read this one.
+        """
+        flat = tensor.reshape(-1)
+        bytes = flat.numel() * flat.element_size()
+        if bytes > self._half:
+            self._half = _aligned(bytes)
+            self._halves = self._made_and_mapped(2 * self._half)
+        self._turn = 1 - self._turn
+        start = self._turn * self._half
+        self._halves[self.rank].tensor(flat, start).copy_(flat)
+        dist.barrier()
+        out = tensor.new_empty((self.size, *tensor.shape))
+        for row, other in zip(out.view(self.size, -1), self._halves, strict=True):
+            row.copy_(other.tensor(flat, start))
+        return out
+
     def _share_table(self, inputs: int) -> None:
         # Chunks begin at one place for vectors of all lengths: a worker that goes on to the next sum must not write its
         # input over a chunk of this one that another has still to read.
         self._totals = -(-inputs // 64) * 64
-        bytes = self._totals + -(-self._totals // self.size) + 8 * _LINE + 64
+        self._table = self._made_and_mapped(self._totals + -(-self._totals // self.size) + 8 * _LINE + 64)
+
+    def _made_and_mapped(self, bytes: int) -> list[Segment]:
+        """A new segment of every worker, by rank."""
         own = Segment.make(bytes)
         rows = self._gather_objects(own.handle)
-        self._table = [
-            own if r == self.rank else Segment.of(self.pids[r], handle, bytes) for r, handle in enumerate(rows)
-        ]
+        found = [own if r == self.rank else Segment.of(self.pids[r], handle, bytes) for r, handle in enumerate(rows)]
         self._gather_objects(None)  # nobody maps a segment that its owner has dropped already
+        return found
 
 
 def _aligned(bytes: int) -> int:

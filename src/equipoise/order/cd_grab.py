@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ from ..signal.layers import Layers
 from .balance import NOTHING, Decide, Decided, alone
 from .balanced import Balanced
 from .balancer import PAIR, Balancer
-from .coordinate import by_factors, by_rows, by_shards, by_stale, packed, turns_of
+from .coordinate import by_factors, by_rows, by_shards, by_stale, turns_of
+from .factors import Room, forms_of, merged, room_of, slices_of
 
-_SHORT = 1 << 14  # numbers of a vector that is simply sent to everybody
+_SHORT = 1 << 14  # numbers of a vector that is simply sent to everybody,
+_FEW = 1 << 12  # and of all vectors of a step that are not worth a thought
 
 
 @dataclass
@@ -29,8 +31,8 @@ class CDGraB(Balanced):
     The sum over workers stays balanced, so its floor does not grow with their number (`IDGraB`'s grows like its
     square root). There is no server and no gather of gradients. `coordinate`:
 
-    - factors: the layers' inputs and output gradients go round; S is moved by one sum over workers. Exact;
-    - shards: every worker holds a slice of S and gets that slice of the differences. Exact; best for small batches;
+    - factors: the layers' inputs and output gradients go round, and every worker holds a slice of S. Exact;
+    - shards: every worker holds a slice of S and gets that slice of the differences. Exact, for any layers;
     - stale: all workers decide against the S of the step's beginning; one sum a step. Not exact;
     - auto: the cheaper exact one, by the bytes of the first step. Sketches are short and are simply sent to everybody.
 
@@ -48,7 +50,7 @@ class CDGraB(Balanced):
     def make(self) -> Balancer:
         self.mode = ""  # chosen at the first step that has a pair
         self.evidence = ""  # a hash of all signs so far
-        self.room = 1  # terms of one worker in one step, at the most so far
+        self.room: Any = 1  # of a message: terms of one worker in one step at the most so far, or what factors need
         return Balancer(self.context, PAIR, self.group, self.sign, self.together, ending=self.compare)
 
     def together(
@@ -57,76 +59,66 @@ class CDGraB(Balanced):
         comm = self.context.comm
         if comm.size == 1:
             return alone(total, view, terms, decide)
-        if self.mode == "rows" and total is not None:
-            return total, self._own(*by_rows(comm, total, view, terms, self.room, decide))
-        whole = isinstance(view, Layers) and not view.regions()
-        width = packed(view).shape[1] if isinstance(view, Layers) and whole else 0
-        about = [0] * 5
-        if view is not None:
-            kind = 1 + isinstance(view, Layers) + 2 * (view.zeros().dtype == torch.float64)
-            about = [view.items, len(terms), view.dimension, width, kind]
-        headers = comm.gather(torch.tensor(about, dtype=torch.int64)).tolist()
-        counts = [row[1] for row in headers]
-        if not any(counts):
-            return total, NOTHING
-        busy = [row for row in headers if row[0]]
-        items, dimension, kind = max(r[0] for r in busy), busy[0][2], busy[0][4]
-        widths = {row[3] for row in busy}
         if total is None:
-            dtype = torch.float64 if kind > 2 else torch.float32
-            total = view.zeros() if view is not None else torch.zeros(dimension, dtype=dtype)
-        if not self.mode:
-            self.mode = self._choose(kind % 2 == 0, items, max(counts), dimension, max(widths) if min(widths) else 0)
-        decided = self._decided(total, view, terms, counts, items, widths, decide)
+            total = self._begin(view, len(terms))
+        if total is None:
+            return None, NOTHING
         if self.mode == "stale":
+            decided = by_stale(comm, total, view, terms, decide)
             self._keep_evidence(total.detach().cpu().numpy()[:1024].tobytes())
             return total, decided
-        return total, self._own(decided, counts)
-
-    def _own(self, decided: Decided, counts: list[int]) -> Decided:
-        """This worker's part of what all have decided."""
-        self.room = max(self.room, *counts)
+        if self.mode == "factors":
+            assert view is None or isinstance(view, Layers)
+            decided, counts, room = by_factors(comm, total, view, terms, room_of(self.room), decide)
+            self.room = room.plain()
+        elif self.mode == "rows":
+            decided, counts = by_rows(comm, total, view, terms, self.room, decide)
+            self.room = max(self.room, *counts)
+        else:
+            decided, counts = by_shards(comm, total, view, terms, decide)
         self._keep_evidence(decided.signs.tobytes())
         own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == self.context.rank]
-        return Decided(decided.signs[own], decided.squares[own], decided.cross)
+        return total, Decided(decided.signs[own], decided.squares[own], decided.cross)
 
-    def _choose(self, layers: bool, items: int, terms: int, dimension: int, width: int) -> str:
-        """By the numbers that a worker sends in a step; `width` 0: there are layers whose factors cannot go round."""
+    def _begin(self, view: View | None, terms: int) -> torch.Tensor | None:
+        """Choose a way together and make S, at the first step in which somebody has a pair."""
+        about = None
+        if view is not None:
+            forms = forms_of(view) if isinstance(view, Layers) else None
+            needed = None if forms is None else Room(view.items, terms, forms).plain()
+            about = (terms, view.dimension, view.zeros().dtype == torch.float64, needed)
+        rows = [row for row in self.context.comm.gather_objects(about) if row is not None]
+        most = max((row[0] for row in rows), default=0)
+        if not most:
+            return None
+        _, dimension, double, _ = rows[0]
+        room = (
+            None
+            if any(row[3] is None for row in rows)
+            else merged([room_of(row[3]) for row in rows], self.context.size)
+        )
+        self.mode = self._choose(most, dimension, room)
+        if self.mode == "factors":
+            assert room is not None
+            self.room = room.plain()
+            dimension = slices_of(self.context.comm, room).dimension
+        flat = self.context.flat
+        device = view.zeros().device if view is not None else flat.x.device if flat is not None else None
+        return torch.zeros(dimension, dtype=torch.float64 if double else torch.float32, device=device)
+
+    def _choose(self, terms: int, dimension: int, room: Room | None) -> str:
+        """By the numbers that a worker sends to another in a step; no `room`: factors cannot go round."""
         if self.coordinate in ("stale", "shards"):
             return self.coordinate
-        if dimension <= _SHORT and (self.coordinate == "auto" or not layers):
-            return "rows"
-        others = self.context.size - 1
-        factors = items * width * others + 2 * dimension * others / self.context.size
-        shards = terms * dimension * others / self.context.size
-        return "factors" if width and (self.coordinate == "factors" or factors < shards) else "shards"
-
-    def _decided(
-        self,
-        total: torch.Tensor,
-        view: View | None,
-        terms: np.ndarray,
-        counts: list[int],
-        items: int,
-        widths: set[int],
-        decide: Decide,
-    ) -> Decided:
-        comm = self.context.comm
-        if self.mode == "stale":
-            return by_stale(comm, total, view, terms, decide)
-        if self.mode == "rows":
-            return by_rows(comm, total, view, terms, max(counts), decide)[0]
-        if self.mode == "factors":
-            if len(widths) == 1 and min(widths):
-                assert view is None or isinstance(view, Layers)
-                return by_factors(comm, total, view, terms, counts, items, min(widths), decide)
-            # Sentences of other lengths on other workers: this step goes by shards, and S is put together again.
-            decided = by_shards(comm, total, view, terms, counts, decide)
-            cuts = [len(total) * r // comm.size for r in range(comm.size + 1)]
-            for owner in range(comm.size):
-                comm.broadcast(total[cuts[owner] : cuts[owner + 1]], owner)
-            return decided
-        return by_shards(comm, total, view, terms, counts, decide)
+        ways = {"shards": terms * dimension / self.context.size}
+        if room is not None:
+            ways["factors"] = room.items * room.width
+        if self.coordinate == "factors" and room is not None:
+            return "factors"
+        if dimension <= _SHORT:
+            ways["rows"] = 0 if terms * dimension <= _FEW else terms * dimension
+            del ways["shards"]
+        return min(ways, key=lambda name: ways[name])
 
     def _keep_evidence(self, known: bytes) -> None:
         self.evidence = hashlib.sha256(self.evidence.encode() + known).hexdigest()

@@ -13,6 +13,7 @@ from ..comm.base import Comm
 from ..signal.base import View
 from ..signal.layers import Layers
 from .balance import NOTHING, Decide, Decided, balance, in_sequence
+from .factors import Room, fits, message_of, slices_of
 
 Turns = list[tuple[int, int]]  # (term, worker) in sequence
 
@@ -23,13 +24,16 @@ def turns_of(counts: list[int]) -> Turns:
 
 @torch.no_grad()
 def by_shards(
-    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, counts: list[int], decide: Decide
-) -> Decided:
+    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, decide: Decide
+) -> tuple[Decided, list[int]]:
     """Each worker holds one slice of S: it gets that slice of every difference, and partial products are summed.
 
     A worker sends its difference once, cut into slices, instead of to everybody: (W - 1) / W vectors a term.
-    Afterwards only the own slice of `total` is up to date.
+    Afterwards only the own slice of `total` is up to date. Gives the number of each worker's terms too.
     """
+    counts = comm.gather(torch.tensor([len(terms)])).flatten().tolist()
+    if not any(counts):
+        return NOTHING, counts
     cuts = [len(total) * r // comm.size for r in range(comm.size + 1)]
     mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
     signs: list[float] = []
@@ -52,7 +56,7 @@ def by_shards(
         total[mine].addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
         signs += decided.signs.tolist()
         squares += decided.squares.tolist()
-    return Decided(np.array(signs), np.array(squares), decided.cross)
+    return Decided(np.array(signs), np.array(squares), decided.cross), counts
 
 
 @torch.no_grad()
@@ -81,52 +85,6 @@ def by_rows(
 
 
 @torch.no_grad()
-def by_factors(
-    comm: Comm,
-    total: torch.Tensor,
-    view: Layers | None,
-    terms: np.ndarray,
-    counts: list[int],
-    items: int,
-    width: int,
-    decide: Decide,
-) -> Decided:
-    """The factors of all workers' examples go round, not their gradients; S is moved by one sum over workers.
-
-    Each worker computes the products of its own terms with S and with everybody's terms.
-    """
-    most = max(counts)
-    message = total.new_zeros(items, width + most)
-    if view is not None:
-        message[: view.items, :width] = packed(view)
-        # Behind the factors, the weight of the example in each of its worker's terms.
-        message[: view.items, width : width + len(terms)] = torch.as_tensor(
-            terms.T, dtype=total.dtype, device=total.device
-        )
-    everybody = comm.gather(message)
-    table = torch.zeros(most, 1 + comm.size * most, dtype=torch.float64)
-    if view is not None and len(terms):
-        weights = torch.from_numpy(terms)
-        others = unpacked(view, everybody[:, :, :width].flatten(0, 1))
-        cross = (weights @ view.cross(others).double().cpu()).view(len(terms), comm.size, items).transpose(0, 1)
-        theirs = everybody[:, :, width:].double().cpu()
-        table[: len(terms), 0] = weights @ view.products(total).double().cpu()
-        table[: len(terms), 1:] = torch.bmm(cross, theirs).transpose(0, 1).flatten(1)
-    tables = comm.gather(table).flatten(0, 1).numpy()
-    turns = turns_of(counts)
-    places = [w * most + k for k, w in turns]
-    decided = in_sequence(tables[places, 0], tables[places, 1:][:, places], decide)
-    change = torch.zeros_like(total)
-    if view is not None and len(terms):
-        view.add_to(
-            change,
-            torch.as_tensor(own_signs(decided, turns, comm.rank) @ terms, dtype=total.dtype, device=total.device),
-        )
-    total += comm.sum(change)
-    return decided
-
-
-@torch.no_grad()
 def by_stale(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, decide: Decide) -> Decided:
     """Every worker decides against the S of the step's beginning (and its own terms), then all changes are summed.
 
@@ -141,27 +99,78 @@ def by_stale(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarr
     return decided
 
 
-def own_signs(decided: Decided, turns: Turns, rank: int) -> np.ndarray:
-    return np.array([sign for sign, (_, w) in zip(decided.signs, turns, strict=True) if w == rank])
+@torch.no_grad()
+def by_factors(
+    comm: Comm, total: torch.Tensor, view: Layers | None, terms: np.ndarray, room: Room, decide: Decide
+) -> tuple[Decided, list[int], Room]:
+    """Change this worker's slice of S; the signs of all workers in sequence, the number of each one's terms, and the room.
+
+    A message that has no room for what somebody has is sent again with room for it.
+    """
+    everybody = comm.gather(message_of(room, view, terms, total))
+    heads = [[int(number) for number in row] for row in everybody[:, 0, -room.head :].tolist()]
+    counts = [head[1] for head in heads]
+    if not all(fits(head, room) for head in heads):
+        items, most, *lengths = (max(column) for column in zip(*heads, strict=True))
+        forms = [form._replace(length=max(form.length, t)) for form, t in zip(room.forms, lengths, strict=True)]
+        larger = Room(max(room.items, items), max(room.terms, most), forms, room.shared)
+        return by_factors(comm, total, view, terms, larger, decide)
+    if not any(counts):
+        return NOTHING, counts, room
+    slices = slices_of(comm, room)
+    rows = everybody.flatten(0, 1)
+    weights = everybody[:, :, room.width : room.width + room.terms].double().cpu()
+    mine = slices.view(rows, mine=True)
+    partial = (mine.products(total).double().cpu().view(comm.size, 1, room.items) @ weights).flatten()
+    table = _gram(slices.view(rows, mine=False), weights, _partners(comm) if room.shared else None, comm.rank)
+    products, gram = partial.numpy(), table.numpy()
+    if room.shared:
+        products, gram = _together(comm.gather(torch.cat([partial, table.flatten()])).numpy(), comm.size, room.terms)
+    places = [w * room.terms + k for k, w in turns_of(counts)]
+    decided = in_sequence(products[places], gram[np.ix_(places, places)], decide)
+    signs = torch.zeros(comm.size, room.terms, 1, dtype=torch.float64)
+    signs.view(-1)[places] = torch.from_numpy(decided.signs)
+    mine.add_to(total, (weights @ signs).flatten().to(total))
+    return decided, counts, room
 
 
-def packed(view: Layers) -> torch.Tensor:
-    """[items, width]: the scale, then the factors of every layer."""
-    factors = [t.reshape(view.items, -1).to(view.scale.dtype) for part in view.whole for t in part.tensors().values()]
-    return torch.cat([view.scale[:, None], *factors], 1)
+def _partners(comm: Comm) -> list[tuple[int, int]]:
+    """Ranges of workers whose terms this one multiplies with its own: each two workers meet once, at one of them."""
+    half = (comm.size + 1) // 2 + (comm.size % 2 == 0 and comm.rank < comm.size // 2)
+    stop = comm.rank + half
+    return [(comm.rank, min(stop, comm.size)), *([(0, stop - comm.size)] if stop > comm.size else [])]
 
 
-def unpacked(like: Layers, message: torch.Tensor) -> Layers:
-    """A view of everybody's examples, with the layers taken in the ways of `like`."""
-    count, start, parts = len(message), 1, []
-    for part in like.whole:
-        tensors = {}
-        for name, tensor in part.tensors().items():
-            numbers = tensor[0].numel()
-            tensors[name] = message[:, start : start + numbers].reshape(count, *tensor.shape[1:]).to(tensor.dtype)
-            start += numbers
-        parts.append(part.with_tensors(tensors))
-    return Layers.of_planned(parts, message[:, 0].contiguous(), like.dimension)
+def _gram(view: Layers, weights: torch.Tensor, partners: list[tuple[int, int]] | None, rank: int) -> torch.Tensor:
+    """Products of terms: all with all, or this worker's with its partners' (zeros elsewhere)."""
+    size, items, terms = weights.shape
+    if partners is None:
+        table = view.gram().double().cpu().view(size, items, size, items)
+        return torch.einsum("vik,viwj,wjl->vkwl", weights, table, weights).reshape(size * terms, size * terms)
+    found = torch.zeros(size, terms, terms, dtype=torch.float64)  # partner, own term, its term
+    own = _rows(view, rank * items, (rank + 1) * items)
+    for first, last in partners:
+        cross = own.cross(_rows(view, first * items, last * items)).double().cpu()
+        cross = (weights[rank].T @ cross).view(terms, last - first, items).transpose(0, 1)
+        found[first:last] = torch.bmm(cross, weights[first:last])
+    return found
+
+
+def _rows(view: Layers, start: int, stop: int) -> Layers:
+    parts = [part.with_tensors({n: t[start:stop] for n, t in part.tensors().items()}) for part in view.whole]
+    return Layers.of_planned(parts, view.scale[start:stop], view.dimension)
+
+
+def _together(tables: np.ndarray, size: int, terms: int) -> tuple[np.ndarray, np.ndarray]:
+    """Everybody's partial products in rank order, and their parts of the table of products of terms."""
+    products = tables[0, : size * terms].copy()
+    for row in tables[1:]:
+        products += row[: size * terms]
+    found = tables[:, size * terms :].reshape(size, size, terms, terms).transpose(0, 2, 1, 3).copy()
+    for w in range(size):
+        found[w, :, w] /= 2  # it is its own mirror image
+    gram = found.reshape(size * terms, size * terms)
+    return products, gram + gram.T
 
 
 def _array(values: torch.Tensor) -> np.ndarray:

@@ -1,0 +1,131 @@
+"""CD-GraB where nothing is even: every epoch stays a permutation on every worker, and the balance stays sensible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.order import CDGraB, factors
+from equipoise.order.balanced import Balanced
+
+X = torch.randn(97, 6, generator=torch.Generator().manual_seed(4))
+Y = (X[:, :3] + 0.3 * X[:, 3:]).argmax(1)
+
+WAYS = {
+    "rows": {"coordinate": "auto"},
+    "factors": {"coordinate": "factors"},
+    "shards": {"coordinate": "shards"},
+    "stale": {"coordinate": "stale"},
+    "projection": {"signal": "projection"},
+    "last layer": {"signal": "last-layer"},
+    "groups": {"group": 3},
+    "batches": {"signal": "batch", "group": 3},
+}
+UNEVEN: dict[str, dict[str, Any]] = {
+    "odd blocks and short batches": {"batch": 5},
+    "batches of one": {"batch": 1},
+    "drop_last": {"batch": 6, "drop_last": True},
+    "accumulation": {"batch": 7, "micro": 3},
+    "unequal workers": {"batch": 5, "partition": eq.partition.IID(speeds=[1, 6, 2])},
+    "more workers than batches": {"batch": 40},
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.LayerNorm(10), nn.Linear(10, 3))
+
+
+def trained(order: CDGraB, lr: float = 0.1, **changes: Any) -> dict[str, Any]:
+    options = {"workers": 3, "epochs": 4, "deterministic": True, "order": order, **changes}
+    sgd = lambda p: torch.optim.SGD(p, lr=lr)  # noqa: E731
+    return eq.train(net, nn.CrossEntropyLoss(), (X, Y), optimizer=sgd, **options).result
+
+
+@pytest.fixture
+def epochs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, list[int]]]]:
+    """Examples, number and order of every epoch that any worker begins, checked to be permutations."""
+    found: list[tuple[int, int, list[int]]] = []
+    asked = Balanced.epoch
+
+    def epoch(self: Balanced, number: int) -> np.ndarray:
+        order = asked(self, number)
+        found.append((self.context.examples, number, order.tolist()))
+        return order
+
+    monkeypatch.setattr(Balanced, "epoch", epoch)
+    monkeypatch.setattr(factors, "_SMALL", 0)
+    yield found
+    assert found
+    for examples, _, order in found:
+        assert sorted(order) == list(range(examples))
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+@pytest.mark.parametrize("way", WAYS)
+def test_always_a_permutation(way: str, case: str, epochs: list[Any]) -> None:
+    options = dict(UNEVEN[case])
+    if way == "batches":
+        options["micro"] = 3  # a pass is a group
+    result = trained(CDGraB(**WAYS[way]), **options)
+    assert {number for _, number, _ in epochs} >= {0, 1, 2, 3}
+    assert result["epochs"] == pytest.approx(4)
+    dropped = 97 - result["samples"] / 4
+    assert (dropped > 0) == ("drop_last" in options)
+
+
+@pytest.mark.parametrize("case", [case for case in UNEVEN if case != "more workers than batches"])
+def test_the_balance_stays_sensible(case: str, epochs: list[Any]) -> None:
+    """Gradients that do not move: prefixes fall well below a random order's, whatever is uneven."""
+    found = trained(CDGraB(signal="last-layer"), lr=0.0, **{**UNEVEN[case], "epochs": 8})["health"]["herding"]
+    assert found < 0.8
+
+
+@pytest.mark.parametrize("way", ["rows", "factors", "shards", "projection"])
+@pytest.mark.parametrize("stop", [5, 10])
+def test_stopped_anywhere_and_resumed(way: str, stop: int, epochs: list[Any], tmp_path: Path) -> None:
+    """In the middle of an epoch, on as many workers: the same bits. On fewer: valid, and every example once an epoch."""
+    order, uneven = CDGraB(**WAYS[way]), {"batch": 5, "partition": eq.partition.IID(speeds=[1, 2, 1])}
+    whole = trained(order, **uneven)
+    trained(order, **uneven, epochs=None, steps=stop, out=tmp_path / "a")
+    again = trained(order, **uneven, out=tmp_path / "a", resume=True)
+    assert again["params_sha256"] == whole["params_sha256"]
+    trained(order, batch=5, epochs=None, steps=stop, out=tmp_path / "b")
+    fewer = trained(order, batch=5, workers=2, out=tmp_path / "b", resume=True)
+    assert fewer["samples"] == 4 * 97
+
+
+def test_own_loop_cut_short_and_iterated_twice(epochs: list[Any]) -> None:
+    """All workers leave an epoch early; two iterators share one; what got no sign goes to the middle."""
+
+    def loop(comm: Any) -> list[int]:
+        sampler = eq.Sampler((X, Y), order=CDGraB(coordinate="factors"), batch=4)
+        model = net()
+
+        def take(batches: Any, count: int | None = None) -> list[int]:
+            seen: list[int] = []
+            for number, batch in enumerate(batches, 1):
+                with sampler.watching(model):
+                    nn.functional.cross_entropy(model(X[batch]), Y[batch]).backward()
+                seen += batch
+                if number == count:
+                    break
+            return seen
+
+        take(sampler)
+        take(sampler, 3)
+        rest = take(sampler)
+        first = take(sampler, 2)
+        again = take(iter(sampler))
+        assert len(rest) + 12 == len(first) + len(again) == len(sampler.position.block)
+        return sorted(first + again)
+
+    found = eq.spawn(loop, 3, virtual=True)
+    assert sorted(i for seen in found for i in seen) == list(range(97))
