@@ -5,9 +5,11 @@
     python partition_training.py                                             # the bundled digits: a minute
 
 Equal workers: D-PSGD and MATCHA on 8 workers, a round every F = 1 and 2 steps (`--periods` takes more), five partitions.
-Unequal workers: 4 of them at 1:1:2:4 and 1:2:4:8, averaging by size and uniformly. Time is that of a described cluster
-(`--rate`, `--bandwidth`, `--latency`); `--real 1` adds runs in processes that are slowed down. Reported is the time until
-the training loss of the mean model reaches `--target`: what random partitions reach at the end, unless given.
+Unequal workers: two each of the speeds 1:1:2:4 and 1:2:4:8, D-PSGD weighted by size and uniformly; `even` is the random
+partition into equal blocks that ignores the speeds. Time is that of a described cluster (`--rate`, `--bandwidth`,
+`--latency`); `--real 1` adds runs in processes that are slowed down (four, at each speed once, averaging every F steps), and
+`--simulated 0` leaves the others out. Reported is the time until the training loss of the mean model reaches `--target`:
+unless given, what the worst run at these speeds ends with, so that all reach it. `--plot FILE.png` draws the curves.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ PARTITIONS = {
 }
 EQUAL = ("random", "stratified", "facility", "graph cut", "herding")
 UNEQUAL = ("even", "random", "stratified", "facility, paper's rule", "facility", "herding")
+UNIFORM = ("random", "facility, paper's rule", "herding")  # enough to tell what the weights do
+REAL = ("even", "random", "facility")
 CACHE: dict[str, Any] = {}
 
 
@@ -60,12 +64,15 @@ def load(args: argparse.Namespace) -> Any:
 
 def build(args: argparse.Namespace, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return registry.get("model", args.model)().build(load(args))
+    options = {"width": args.width} if args.model == "resnet" else {}
+    return registry.get("model", args.model)(**options).build(load(args))
 
 
 def sync_of(name: str) -> eq.sync.Sync:
     if name == "D-PSGD":
         return eq.sync.DPSGD(eq.topology.Edges(links=LINKS), combine="before")
+    if name.startswith("D-PSGD "):
+        return eq.sync.DPSGD(eq.topology.Edges(links=LINKS), combine="before", weights=name.split()[-1])
     if name == "MATCHA":
         return eq.sync.MATCHA(eq.topology.Edges(links=LINKS), budget=0.5)
     return eq.sync.PeriodicAverage(weights=name.split()[-1])
@@ -150,18 +157,23 @@ def _ratio(speeds: list[float]) -> str:
 def cases(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     found = []
     periods = [int(p) for p in args.periods.split(",")]
-    ratios = [("equal", [1.0] * 8, EQUAL, ("D-PSGD", "MATCHA"), False)]
+    rarely = [int(p) for p in (args.unequal_periods or args.periods).split(",")]
+    ratios: list[tuple] = []
+    if args.simulated:
+        ratios.append(("equal", [1.0] * 8, EQUAL, ("D-PSGD", "MATCHA"), periods, False))
     for text in filter(None, args.ratios.split(",")):
         speeds = [float(part) for part in text.split(":")]
-        ratios.append((text, speeds, UNEQUAL, ("average by size", "average uniform"), False))
+        if args.simulated:
+            ratios.append((text, speeds * 2, UNEQUAL, ("D-PSGD by size",), rarely, False))
+            ratios.append((text, speeds * 2, UNIFORM, ("D-PSGD uniform",), rarely, False))
         if args.real:
-            ratios.append((text, speeds, UNEQUAL, ("average by size",), True))
-    for ratio, speeds, partitions, syncs, real in ratios:
-        for seed in range(args.seeds):
+            ratios.append((text, speeds, REAL, ("average by size",), rarely, True))
+    for seed in range(args.seeds):  # outermost, so that a run that is cut short has whole seeds
+        for ratio, speeds, partitions, syncs, every, real in ratios:
             for name in partitions:
                 file = divided(args, name, speeds, seed, folder)
                 for sync in syncs:
-                    for period in periods:
+                    for period in every:
                         kept = {"partition": name, "sync": sync, "period": period, "ratio": ratio, "seed": seed}
                         found.append(kept | {"real": real, "speeds": speeds, "file": file, "args": args})
     return found
@@ -174,18 +186,22 @@ def groups(rows: list[dict[str, Any]]) -> dict[tuple, list[dict[str, Any]]]:
     return table
 
 
-def tell(rows: list[dict[str, Any]], target: float) -> dict[tuple, float]:
+def tell(rows: list[dict[str, Any]], target: float | None) -> dict[tuple, float]:
     """A line per case: loss and accuracy at the end, time to the target; the times, by case."""
-    times = {}
+    times, aims = {}, {}
+    for row in rows:
+        group, last = (row["real"], row["ratio"]), row["curve"][-1][1]
+        aims[group] = target if target is not None else max(last, aims.get(group, last))
     head = f"{'time':<10}{'speeds':<10}{'sync':<17}{'F':>3}  {'partition':<24}{'last loss':>10}{'accuracy':>10}"
-    print(f"\n{head}{'seconds':>10}{f'to {target:.3g}':>10}")
+    print(f"\n{head}{'seconds':>10}{'target':>10}{'reached':>10}")
     for key, found in groups(rows).items():
-        times[key] = statistics.mean(time_to(row["curve"], target) for row in found)
+        aim = aims[key[:2]]
+        times[key] = statistics.mean(time_to(row["curve"], aim) for row in found)
         last = [row["curve"][-1] for row in found]
         print(
             f"{'real' if key[0] else 'simulated':<10}{key[1]:<10}{key[2]:<17}{key[3]:>3}  {key[4]:<24}"
             f"{statistics.mean(loss for _, loss in last):>10.4f}{statistics.mean(r['accuracy'] for r in found):>10.4f}"
-            f"{statistics.mean(s for s, _ in last):>10.2f}{times[key]:>10.2f}"
+            f"{statistics.mean(s for s, _ in last):>10.2f}{aim:>10.4f}{times[key]:>10.2f}"
         )
     return times
 
@@ -207,6 +223,28 @@ def attribution(times: dict[tuple, float], periods: list[int]) -> list[tuple[str
     return rows
 
 
+def unequal(times: dict[tuple, float]) -> list[tuple[str, float, float | None]]:
+    """Sizes in proportion to speed against equal blocks, and then what the choice of examples adds."""
+    rows: list[tuple[str, float, float | None]] = []
+    for key, own in times.items():
+        real, ratio, sync, period, name = key
+        even, random = times.get((*key[:4], "even")), times.get((*key[:4], "random"))
+        if (
+            ratio == "equal"
+            or name == "even"
+            or even is None
+            or random is None
+            or not np.isfinite([even, random]).all()
+        ):
+            continue
+        where = f"{'real' if real else 'simulated'} {ratio}, {sync}, F={period}"
+        if name == "random":
+            rows.append((f"{where}: random by speed / even blocks", own / even, None))
+        elif np.isfinite(own):
+            rows.append((f"{where}: {name} / random, both by speed", own / random, None))
+    return rows
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
@@ -216,8 +254,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     panels: dict[tuple, list[tuple]] = {}
     for key in groups(rows):
         panels.setdefault(key[:3], []).append(key)
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False, layout="constrained")
-    for axis, (panel, keys) in zip(axes[0], panels.items(), strict=True):
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(4.4 * columns, 3.6 * lines), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (panel, keys) in zip(axes.flat, panels.items(), strict=False):
         for key in keys:
             curve = np.mean([row["curve"] for row in groups(rows)[key]], axis=0)
             style = "-" if key[3] == 1 else "--"
@@ -226,7 +270,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set(title=f"{panel[2]}, speeds {panel[1]}", xlabel=f"{'real' if panel[0] else 'simulated'} seconds")
         axis.grid(alpha=0.3, which="both")
         axis.legend(fontsize=6)
-    axes[0][0].set_ylabel("training loss, mean model")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("training loss, mean model")
     figure.savefig(path, dpi=100)
 
 
@@ -234,12 +279,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="folder with cifar10-train.npz; the bundled digits if left out")
     parser.add_argument("--model", default="", help="lenet (on CIFAR-10), mlp (on digits), or resnet")
+    parser.add_argument("--width", type=int, default=16, help="of resnet")
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--tested", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=16, help="examples per worker and step, on average")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--periods", default="1,2")
+    parser.add_argument("--unequal-periods", default="", help="for unequal speeds; those of --periods if left out")
     parser.add_argument("--ratios", default="1:1:2:4,1:2:4:8", help="speeds of unequal workers; empty for none")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1000.0, help="examples per second of a worker of speed 1")
@@ -247,9 +294,11 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=1.0, help="ms of every link")
     parser.add_argument("--target", type=float, default=None)
     parser.add_argument("--stride", type=int, default=4, help="evaluate on every so many-th training example")
+    parser.add_argument("--simulated", type=int, default=1, help="0: only the runs in processes")
     parser.add_argument("--real", type=int, default=0, help="1: also in processes with declared slow-downs")
     parser.add_argument("--jobs", type=int, default=2, help="simulated runs at the same time")
     parser.add_argument("--out", default="partition-training")
+    parser.add_argument("--plot", metavar="FILE", help="the curves; by default curves.png in the folder of --out")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
     args = parser.parse_args()
     args.model = args.model or ("lenet" if args.data_dir else "mlp")
@@ -263,16 +312,16 @@ def main() -> None:
         with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
             for row in pool.imap_unordered(one, [case for case in todo if not case["real"]]):
                 rows.append(row)
+                (out / "results.json").write_text(json.dumps(rows))
                 print(".", end="", flush=True)
         rows += [one(case) for case in todo if case["real"]]  # alone on the machine: their time is real
     order = {(c["real"], c["ratio"], c["sync"], c["period"], c["partition"], c["seed"]): i for i, c in enumerate(todo)}
     rows.sort(key=lambda r: order[r["real"], r["ratio"], r["sync"], r["period"], r["partition"], r["seed"]])
     (out / "results.json").write_text(json.dumps(rows))
-    random = [row["curve"][-1][1] for row in rows if row["partition"] == "random" and row["ratio"] == "equal"]
-    times = tell(rows, args.target if args.target is not None else max(random))
-    draw(rows, out / "curves.png")
+    times = tell(rows, args.target)
+    draw(rows, Path(args.plot) if args.plot else out / "curves.png")
     periods = [int(p) for p in args.periods.split(",")]
-    report("Which part of the gain is the partition?", attribution(times, periods), args.json)
+    report("Which part of the gain is the partition?", attribution(times, periods) + unequal(times), args.json)
     print(f"\n{time.time() - started:.0f} s; results and plot in {out}")
 
 

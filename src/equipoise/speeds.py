@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,56 +22,57 @@ if TYPE_CHECKING:
     from .loop.job import Job
 
 
+@dataclass(frozen=True)
+class Timing:
+    """How a step is timed: steps before, steps in one timing, timings of which the median counts."""
+
+    warmup: int = 3
+    steps: int = 5
+    repetitions: int = 5
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("steps", 1), ("repetitions", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: at least {least} is needed")
+
+
 def measure_speeds(
-    step: Callable[[], Any],
-    *,
-    examples: float = 1.0,
-    warmup: int = 3,
-    steps: int = 5,
-    repetitions: int = 5,
-    comm: Comm | None = None,
+    step: Callable[[], Any], *, examples: float = 1.0, comm: Comm | None = None, **timing: int
 ) -> list[float]:
     """Relative speeds of all workers, the slowest being 1; every worker calls it and gets the same list.
 
     step: one real training step without communication: forward, backward, optimizer.
     examples: in one such step of this worker, where workers try different batch sizes.
+    timing: warmup = 3 steps, then repetitions = 5 timings of steps = 5, whose median counts.
 
     >>> speeds = eq.measure_speeds(lambda: train_on(next(batches)), examples=32)   # on every worker
     """
-    rates = measure_rates(step, examples=examples, warmup=warmup, steps=steps, repetitions=repetitions, comm=comm)
+    rates = measure_rates(step, examples, comm, Timing(**timing))
     return [rate / min(rates) for rate in rates]
 
 
 def measure_rates(
-    step: Callable[[], Any],
-    *,
-    examples: float = 1.0,
-    warmup: int = 3,
-    steps: int = 5,
-    repetitions: int = 5,
-    comm: Comm | None = None,
+    step: Callable[[], Any], examples: float, comm: Comm | None = None, timing: Timing | None = None
 ) -> list[float]:
     """Examples per second of all workers."""
     from .comm.base import barrier
     from .launch.current import current_comm
 
-    for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1), ("repetitions", repetitions, 1)):
-        if value < least:
-            raise UserError(f"{name} = {value}: at least {least} is needed")
+    timing = timing or Timing()
     if not examples > 0:
         raise UserError(f"examples = {examples}: say how many examples a step takes")
     comm = comm or current_comm()
-    for _ in range(warmup):
+    for _ in range(timing.warmup):
         step()
     timings = []
-    for _ in range(repetitions):
+    for _ in range(timing.repetitions):
         barrier(comm)
         started = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(timing.steps):
             step()
         timings.append(time.perf_counter() - started)
     spent = statistics.median(timings)
-    rates = comm.gather_objects(examples * steps / spent if spent > 0 else None)
+    rates = comm.gather_objects(examples * timing.steps / spent if spent > 0 else None)
     if any(rate is None for rate in rates):
         raise UserError("the step took no time on some worker: nothing can be said of its speed; make it do real work")
     return rates
@@ -112,7 +114,7 @@ def job_rates(job: Job, comm: Comm) -> list[float]:
     try:
         step, examples = _job_step(job, comm, slow)
         with comm.uncounted():
-            return measure_rates(step, examples=examples, comm=comm)
+            return measure_rates(step, examples, comm)
     finally:
         set_rng_state(kept)
 

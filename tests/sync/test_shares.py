@@ -68,7 +68,7 @@ def walk(
     """The workers' points, and the mean model, after some steps from points that differ."""
     n, dim = problem.centres.shape
     start = torch.from_numpy(np.random.default_rng(3).standard_normal((n, dim)))
-    apart = options.pop("apart", False)
+    apart, common = options.pop("apart", False), options.pop("common", False)
 
     def loop(comm: Comm) -> tuple[np.ndarray, np.ndarray]:
         a, c = (torch.from_numpy(t[comm.rank]) for t in (problem.matrices, problem.centres))
@@ -79,7 +79,7 @@ def walk(
         with attach(model, own, sync=sync, share=share, **options) as together:
             if apart:
                 with torch.no_grad():
-                    model.weight.copy_(start[comm.rank][None])
+                    model.weight.copy_(start[0 if common else comm.rank][None])
             for _ in range(steps):
                 own.zero_grad()
                 away = model.weight[0] - c
@@ -155,6 +155,16 @@ def test_mixing_conserves_the_weighted_mean(sync: Any) -> None:
     np.testing.assert_allclose(mean, before, atol=1e-13)
     if not isinstance(sync, S.DPSGD) or not sync.wire:
         assert np.abs(points - mean).max() < 0.05 * np.abs(start - before).max()
+
+
+@pytest.mark.parametrize("sync", [*AVERAGING, *EXACT, *PULLS, *OTHERS], ids=repr)
+def test_workers_that_agree_stay_where_they_are(sync: Any) -> None:
+    problem = Problem(np.zeros((4, 5, 5)), np.zeros((4, 5)))
+    points, mean = walk(problem, sync, SHARES, 7, 0.1, apart=True, common=True)
+    start = np.random.default_rng(3).standard_normal((4, 5))[0]
+    # A few dozen roundings in float64; the model on the wire is one model, whatever its dtype.
+    np.testing.assert_allclose(points, np.tile(start, (4, 1)), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(mean, start, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("topology", [Ring(), Star()], ids=repr)

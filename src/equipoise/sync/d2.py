@@ -59,7 +59,7 @@ class D2(Sync):
         self.corrected = torch.empty_like(self.correction)  # scratch
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
-        weigh_gradient(self.context, self.weights)
+        weigh_gradient(self.context, self.weights, g)
 
     def after_step(self, x: torch.Tensor) -> None:
         mixed = self.mixing.mix(torch.add(x, self.correction, out=self.corrected))

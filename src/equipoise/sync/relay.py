@@ -53,7 +53,7 @@ class RelaySGD(Sync):
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.inbox is None:  # not in `start`: a model may be loaded between that and the first step
             self.inbox = torch.outer(x.new_tensor(self.behind), x)
-        weigh_gradient(self.context, self.weights)
+        weigh_gradient(self.context, self.weights, g)
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.inbox is not None

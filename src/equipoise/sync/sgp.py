@@ -21,10 +21,10 @@ class SGP(Sync):
 
     Columns of P sum to 1, rows need not: any strongly connected graph will do, each worker only decides whom it gives
     which share of its y and w. The model is always x, where gradients are taken and weights decay; a worker's steps
-    are added to y as they are (N pi_i times where shares pi_i differ), by any optimizer, and several between two rounds. Stores w and one vector
-    (y - x); w lies behind y in memory, and one message of d + 1 goes to each out-neighbour per round. Where in and out
-    weights balance, as on the default graph, w stays 1. Like D-PSGD it stops at a distance from the optimum
-    proportional to the step.
+    are added to y as they are, so any optimizer may take them, and several between two rounds; where shares pi_i of the
+    examples differ, N pi_i times, and w begins there. Stores w and one vector (y - x, or y - N pi_i x); w lies behind y in
+    memory, and one message of d + 1 goes to each out-neighbour per round. Where in and out weights balance, as on the
+    default graph, w stays 1. Like D-PSGD it stops at a distance from the optimum proportional to the step.
     Reference: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
 
@@ -40,7 +40,7 @@ class SGP(Sync):
         self.mixing = Mixing(self.context, self.topology)
         self.both = self.context.flat.widen(1)  # [y | w] during a round
         self.scale = scale_of(self.context, self.weights)  # for good: what is in y was pushed with it
-        self.weight = 1.0
+        self.weight = self.scale  # so that x = y / w at the common start
         self.offset = torch.zeros_like(self.context.flat.x)  # y - scale x
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
