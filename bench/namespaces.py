@@ -15,6 +15,7 @@ import sys
 
 PREFIX = "eqbench"
 NETWORK = "10.231.77"
+BURST = {"1gbit": "128kb"}  # about a millisecond: what an idle link may send at once
 
 
 def run(*command: str, check: bool = True) -> None:
@@ -22,7 +23,7 @@ def run(*command: str, check: bool = True) -> None:
 
 
 def make(workers: int, rate: str) -> None:
-    """Namespaces on one bridge; what a worker sends is limited to `rate`, so each link is full duplex at that rate."""
+    """Namespaces on one bridge. What a worker sends and what it receives is limited to `rate` each: a full-duplex link."""
     run("ip", "link", "add", PREFIX, "type", "bridge")
     run("ip", "link", "set", PREFIX, "up")
     for k in range(workers):
@@ -35,8 +36,11 @@ def make(workers: int, rate: str) -> None:
         run("ip", "-n", space, "addr", "add", f"{NETWORK}.{k + 1}/24", "dev", inner)
         run("ip", "-n", space, "link", "set", inner, "up")
         run("ip", "-n", space, "link", "set", "lo", "up")
-        bucket = ["rate", rate, "burst", "256kb", "latency", "400ms"]
+        # BBR, where it is the default, leaves a token bucket idle while it probes; other machines run on losses.
+        run("ip", "netns", "exec", space, "sysctl", "-w", "net.ipv4.tcp_congestion_control=reno")
+        bucket = ["rate", rate, "burst", BURST.get(rate, "32kb"), "latency", "400ms"]
         run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", inner, "root", "tbf", *bucket)
+        run("tc", "qdisc", "add", "dev", outer, "root", "tbf", *bucket)
 
 
 def remove(workers: int) -> None:

@@ -11,11 +11,11 @@ import torch
 
 import equipoise as eq
 from equipoise.comm.ledger import Ledger
-from equipoise.comm.network import Cluster, Link
+from equipoise.comm.network import PAYLOAD, Cluster, Link
 from equipoise.launch.start import spawn
 from equipoise.observe.events import read_events
 
-LINK = Link(bandwidth=8e6, latency=1e-3)  # a byte in a microsecond
+LINK = Link(bandwidth=8e6 / PAYLOAD, latency=1e-3)  # a byte in a microsecond
 KINDS = ("compute", "wait", "communicate")
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.comm.network import _BITS, _SECONDS, DEFAULT_RATE, Cluster, Link, duration, quantity
+from equipoise.comm.network import DEFAULT_RATE, PAYLOAD, Cluster, Link
+from equipoise.comm.units import BITS, SECONDS, duration, quantity
 from equipoise.errors import UserError
 
 TWO = [{"count": 2}]
@@ -37,7 +38,7 @@ TWO = [{"count": 2}]
     ],
 )
 def test_bandwidths(text: str, bits: float) -> None:
-    assert quantity(text, _BITS, "bandwidth") == bits
+    assert quantity(text, BITS, "bandwidth") == bits
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,13 @@ def test_bandwidths(text: str, bits: float) -> None:
     [("250 us", 250e-6), ("1 ms", 1e-3), ("2s", 2.0), ("2 m", 120.0), ("2 min", 120.0), ("1.5 h", 5400.0), (0, 0.0)],
 )
 def test_latencies(text: Any, seconds: float) -> None:
-    assert quantity(text, _SECONDS, "latency") == pytest.approx(seconds, rel=1e-15)
+    assert quantity(text, SECONDS, "latency") == pytest.approx(seconds, rel=1e-15)
 
 
 @pytest.mark.parametrize("text", ["100 Mb", "5 gb", "8 b", "1 kb"])
 def test_bits_or_bytes_is_not_guessed(text: str) -> None:
     with pytest.raises(UserError, match="bits or bytes.*bit for bits.*B for bytes"):
-        quantity(text, _BITS, "bandwidth")
+        quantity(text, BITS, "bandwidth")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +60,12 @@ def test_bits_or_bytes_is_not_guessed(text: str) -> None:
 )
 def test_an_unknown_unit_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(UserError, match="bandwidth = .*write a number and one of bit, kbit, Mbit.*such as '100 Mbit'"):
-        quantity(text, _BITS, "bandwidth")
+        quantity(text, BITS, "bandwidth")
 
 
 def test_a_number_without_a_unit_is_refused() -> None:
     with pytest.raises(UserError, match="latency = 3 has no unit: add one of us, ms, s"):
-        quantity(3, _SECONDS, "latency")
+        quantity(3, SECONDS, "latency")
 
 
 @pytest.mark.parametrize(
@@ -166,17 +167,17 @@ def test_nonsense_is_refused_by_name(table: dict[str, Any], words: str) -> None:
 
 # -- the time model -----------------------------------------------------------------------------------------------
 def test_a_message_takes_latency_and_its_bits() -> None:
-    assert Link(1e6, 0.01).seconds(1000) == 0.01 + 8000 / 1e6
+    assert Link(1e6 / PAYLOAD, 0.01).seconds(1000) == pytest.approx(0.01 + 8000 / 1e6)
     assert Link().seconds(10**12) == 0.0
-    cluster = Cluster([100.0, 400.0], Link(1e6, 0.01))
+    cluster = Cluster([100.0, 400.0], Link(1e6 / PAYLOAD, 0.01))
     assert cluster.compute(0, 50) == 0.5
     assert cluster.compute(1, 50) == 0.125
-    assert cluster.message(1, 0, 1000) == 0.01 + 0.008
+    assert cluster.message(1, 0, 1000) == pytest.approx(0.01 + 0.008)
 
 
 @given(size=st.integers(1, 40), bytes=st.integers(0, 10**8))
 def test_collectives_are_rings(size: int, bytes: int) -> None:
-    cluster = Cluster([1.0] * size, Link(1e8, 1e-3))
+    cluster = Cluster([1.0] * size, Link(1e8 / PAYLOAD, 1e-3))
     hop = 1e-3 + 8 * bytes / size / 1e8
     assert cluster.mean(bytes) == pytest.approx(2 * (size - 1) * hop, rel=1e-12)
     assert cluster.gather(bytes) == pytest.approx((size - 1) * (1e-3 + 8 * bytes / 1e8), rel=1e-12)
@@ -185,9 +186,9 @@ def test_collectives_are_rings(size: int, bytes: int) -> None:
 
 
 def test_a_ring_is_as_slow_as_its_slowest_link() -> None:
-    slow = Cluster([1.0] * 4, Link(1e8, 1e-3), {(0, 3): Link(1e6, 1e-3)})
+    slow = Cluster([1.0] * 4, Link(1e8 / PAYLOAD, 1e-3), {(0, 3): Link(1e6 / PAYLOAD, 1e-3)})
     assert slow.mean(4000) == pytest.approx(6 * (1e-3 + 8000 / 1e6))
-    across = Cluster([1.0] * 4, Link(1e8, 1e-3), {(0, 2): Link(1e6, 1e-3)})
+    across = Cluster([1.0] * 4, Link(1e8 / PAYLOAD, 1e-3), {(0, 2): Link(1e6 / PAYLOAD, 1e-3)})
     assert across.mean(4000) == pytest.approx(6 * (1e-3 + 8000 / 1e8)), "0 - 2 is no link of the ring"
 
 

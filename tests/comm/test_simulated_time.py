@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.comm.network import Cluster, Link
+from equipoise.comm.network import PAYLOAD, Cluster, Link
 from equipoise.errors import UserError
 from equipoise.launch.start import spawn
 
-LINK = Link(bandwidth=8e6, latency=1e-3)  # a byte in a microsecond
+LINK = Link(bandwidth=8e6 / PAYLOAD, latency=1e-3)  # a byte in a microsecond
 
 
 def clocks(function: Any, cluster: Cluster) -> list[float]:
@@ -69,14 +69,15 @@ def test_gossip_waits_for_its_neighbours_alone() -> None:
 
         return clocks(work, Cluster([100.0, 100.0, 100.0, 10.0], LINK))
 
-    fast, slow, message = 0.1, 1.0, 2e-3
-    assert rounds(1) == pytest.approx([fast + message, fast + message, slow + message, slow])
+    fast, slow = 0.1, 1.0
+    one, two = 2e-3, 3e-3  # a message that has its sender's connection for itself, and of two that share it
+    assert rounds(1) == pytest.approx([fast + two, fast + two, slow + one, slow])
     # Worker 2 starts its second round late and holds up worker 1, not yet worker 0; worker 3 never waits.
-    late = slow + message + fast + message
-    assert rounds(2) == pytest.approx([2 * (fast + message), late, 2 * slow + message, 2 * slow])
+    late = slow + one + fast + two
+    assert rounds(2) == pytest.approx([2 * (fast + two), late, 2 * slow + one, 2 * slow])
 
 
-def test_messages_over_one_link_follow_each_other_and_over_two_do_not() -> None:
+def test_messages_share_the_connections_of_their_ends() -> None:
     def one_link(comm: Any) -> None:
         if comm.rank == 0:
             for _ in range(3):
@@ -86,7 +87,7 @@ def test_messages_over_one_link_follow_each_other_and_over_two_do_not() -> None:
             for p in pending:
                 p.wait()
 
-    assert clocks(one_link, Cluster([1.0] * 3, LINK)) == pytest.approx([0.0, 6e-3, 0.0])
+    assert clocks(one_link, Cluster([1.0] * 3, LINK)) == pytest.approx([0.0, 4e-3, 0.0])
 
     def two_links(comm: Any) -> None:
         if comm.rank == 0:
@@ -94,7 +95,18 @@ def test_messages_over_one_link_follow_each_other_and_over_two_do_not() -> None:
         else:
             comm.exchange({}, {0: torch.empty(250)}).wait()
 
-    assert clocks(two_links, Cluster([1.0] * 3, LINK)) == pytest.approx([0.0, 2e-3, 2e-3])
+    assert clocks(two_links, Cluster([1.0] * 3, LINK)) == pytest.approx([0.0, 3e-3, 3e-3])
+    # A slow link leaves the connection free for the other.
+    slow = Cluster([1.0] * 3, LINK, {(0, 1): Link(8e5 / PAYLOAD, 1e-3)})
+    assert clocks(two_links, slow) == pytest.approx([0.0, 11e-3, 3e-3])
+
+    def hub(comm: Any) -> None:
+        if comm.rank:
+            comm.exchange({0: torch.ones(250)}, {})
+        else:
+            comm.exchange({}, {p: torch.empty(250) for p in range(1, 4)}).wait()
+
+    assert clocks(hub, Cluster([1.0] * 4, LINK)) == pytest.approx([4e-3, 0.0, 0.0, 0.0])
 
 
 def test_work_hides_the_way_of_a_message() -> None:

@@ -57,6 +57,7 @@ class Comm(ABC):
     size: int
     virtual: bool
     step: int = 0  # of the loop, for error messages
+    seed: int = 0  # of the run: chance on a described cluster follows from it
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size

@@ -16,6 +16,8 @@ class Ledger:
     compute: float = 0.0  # seconds of gradient work,
     wait: float = 0.0  # until the last member of a collective or the message of a neighbour was on its way,
     communicate: float = 0.0  # and until it was there
+    failures: int = 0  # that have taken this worker away,
+    alive: float = 0.0  # known up to this simulated second
     counting: bool = True
     unsorted: float = 0.0  # seconds of `communicate` in which waiting may hide
 

@@ -1,82 +1,71 @@
-"""A described cluster: how fast each worker is, how fast and how far each link.
+"""A described cluster: how fast each worker is, how fast and how far each link, and what time that takes.
 
-    [[workers]]            # one table per worker, or `count = 8` for several alike
-    speed = 2.0            # relative to 1.0, or `examples_per_second = 900`
-    [links]
-    bandwidth = "100 Mbit" # per link and direction; `[[links.between]]` overrides a pair or a group
-    latency = "1 ms"
-
-Time model. A worker needs examples / examples_per_second for a step. A message of b bytes over a link takes
-latency + b / bandwidth; messages over different links do not disturb each other. A collective starts when its last member
-arrives and then takes as long as its ring: 2 (N - 1) messages of b / N bytes for a mean, N - 1 messages of b bytes for a gather,
-over the slowest link of the ring 0 - 1 - ... - N-1 - 0.
+The time model. A worker needs examples / rate for a step, times a random factor if it has jitter; a failure takes it away for the
+time of a repair. A message of b bytes takes latency + b / (0.93 bandwidth) of its link. A worker has one connection to the network, full
+duplex, as fast as its fastest link: messages that it sends at the same time share it, and so do those that it receives. All
+workers of two sites share the line between them. A collective starts when its last member arrives and then takes as long as its ring
+0 - 1 - ... - N-1 - 0: 2 (N - 1) messages of b / N bytes for a mean, N - 1 messages of b bytes for a gather, over the slowest link.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .units import BITS, SECONDS, quantity
+from .units import duration as duration
 
-_BITS = {"bit": 1, "kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9, "B": 8, "kB": 8e3, "MB": 8e6, "GB": 8e9}
-_BITS |= {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 DEFAULT_RATE = 1000.0  # examples per second of a worker of speed 1
-
-
-def quantity(text: Any, units: dict[str, float], what: str) -> float:
-    """'100 Mbit' or '1 ms' as a number in the base unit of `units`."""
-    match = re.fullmatch(r"\s*([0-9.eE+-]+?)\s*([a-zA-Z]+)?(?:/s)?\s*", str(text))
-    try:
-        value = float(match[1]) if match else math.nan
-    except ValueError:
-        value = math.nan
-    unit = (match[2] if match else None) or ""
-    if re.fullmatch("[kKmMgG]?b", unit) and "B" in units:
-        raise UserError(f"{what} = {text!r}: bits or bytes? write {unit}it for bits, {unit[:-1]}B for bytes")
-    known = {name.lower(): factor for name, factor in units.items()}
-    if math.isnan(value) or (unit and unit.lower() not in known):
-        raise UserError(
-            f"{what} = {text!r}: write a number and one of {', '.join(units)}, such as '100 {list(units)[2]}'"
-        )
-    if not unit and value != 0 and not math.isinf(value):
-        raise UserError(f"{what} = {text!r} has no unit: add one of {', '.join(units)}")
-    return value * known.get(unit.lower(), 1.0)
-
-
-def duration(text: Any, what: str = "duration") -> float:
-    """'10m', '90 s' or plain seconds."""
-    number = isinstance(text, (int, float)) and not isinstance(text, bool)
-    if number or re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", str(text)):
-        seconds = float(text)
-    else:
-        seconds = quantity(text, _SECONDS, what)
-    if not seconds > 0:
-        raise UserError(f"{what} = {text!r}: must be above zero")
-    return seconds
+PAYLOAD = 0.93  # of a line's bits: headers of TCP, IP and Ethernet and acknowledgements take the rest
+REPAIR = 120.0  # seconds that a failure takes a worker away
 
 
 @dataclass(frozen=True)
 class Link:
-    bandwidth: float = math.inf  # bits per second
-    latency: float = 0.0  # seconds
+    """Bits per second and seconds; or texts such as "100 Mbit" and "1 ms"."""
 
-    def seconds(self, bytes: float) -> float:
-        return self.latency + 8.0 * bytes / self.bandwidth
+    bandwidth: float = math.inf
+    latency: float = 0.0
+    shared: bool = False  # one line for all pairs that it connects, in each direction
+
+    def __post_init__(self) -> None:
+        for name, units in (("bandwidth", BITS), ("latency", SECONDS)):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, quantity(getattr(self, name), units, name))
+        if not self.bandwidth > 0:
+            raise UserError("bandwidth must be above zero: leave a pair out of the topology instead of its link")
+        if not 0 <= self.latency < math.inf:
+            raise UserError("latency must not be negative, nor without end")
+
+    def seconds(self, bytes: float, messages: int = 1) -> float:
+        """Of messages that begin at the same time, until the last has arrived."""
+        return self.latency + 8.0 * bytes * messages / (PAYLOAD * self.bandwidth)
 
 
 @dataclass
 class Cluster:
-    """Workers' rates in examples per second, and the links between them."""
+    """Workers' rates in examples per second, and the links between them.
+
+    between: links of pairs of workers; across: of pairs of sites, `("a", "a")` inside one. A pair counts before its sites, and
+        these before `link`.
+    jitter: how much the time of a step varies: its standard deviation as a part of its mean. One number, or one a worker.
+    failures_per_hour: of simulated time, on average; each takes the worker away for `repair` seconds. Likewise.
+    """
 
     rates: list[float]
     link: Link = field(default_factory=Link)
     between: dict[tuple[int, int], Link] = field(default_factory=dict)
     described: bool = True
+    sites: list[str] = field(default_factory=list)
+    across: dict[tuple[str, str], Link] = field(default_factory=dict)
+    jitter: list[float] | float = 0.0
+    failures_per_hour: list[float] | float = 0.0
+    repair: list[float] | float = REPAIR
 
     def __post_init__(self) -> None:
         if not self.rates:
@@ -84,13 +73,78 @@ class Cluster:
         for i, rate in enumerate(self.rates):
             if not (rate > 0 and math.isfinite(rate)):
                 raise UserError(f"worker {i} of the cluster has rate {rate}: it must be a number above zero")
+        self.jitter = self._each("jitter")
+        self.failures_per_hour = self._each("failures_per_hour")
+        self.repair = self._each("repair")
+        self.sites = self.sites or [""] * self.size
+        if len(self.sites) != self.size:
+            raise UserError(f"sites = {self.sites}: give one for each of the {self.size} workers")
+        for pair in self.across:
+            for site in pair:
+                if site not in self.sites:
+                    raise UserError(
+                        f"no worker is at site {site!r}: the sites are {', '.join(sorted(set(self.sites)))}"
+                    )
+        self.between = {(min(pair), max(pair)): link for pair, link in self.between.items()}
+        self.across = {(min(pair), max(pair)): link for pair, link in self.across.items()}
+        for a, b in self.between:
+            if not 0 <= a < b < self.size:
+                raise UserError(f"a link between workers {a} and {b}: they are 0 to {self.size - 1}")
+        self._ports = self._speeds_of_ports()
+        self._rings: dict[float, float] = {}
+
+    def _each(self, name: str) -> list[float]:
+        value = getattr(self, name)
+        values = list(value) if isinstance(value, (list, tuple)) else [value] * self.size
+        if len(values) != self.size:
+            raise UserError(f"{name} = {value}: give one number, or one for each of the {self.size} workers")
+        for one in values:
+            if isinstance(one, bool) or not isinstance(one, (int, float)) or not 0 <= one < math.inf:
+                raise UserError(f"{name} = {one!r}: must be a number and not negative")
+        return [float(one) for one in values]
 
     @property
     def size(self) -> int:
         return len(self.rates)
 
     def link_of(self, a: int, b: int) -> Link:
-        return self.between.get((min(a, b), max(a, b)), self.link)
+        found = self.between.get((min(a, b), max(a, b))) if self.between else None
+        if found is None and self.across:
+            one, two = self.sites[a], self.sites[b]
+            found = self.across.get((one, two) if one <= two else (two, one))
+        return self.link if found is None else found
+
+    def line_of(self, a: int, b: int) -> tuple[Any, Any]:
+        """What messages from a to b queue for: their own line, or that of their sites."""
+        return (self.sites[a], self.sites[b]) if self.link_of(a, b).shared else (a, b)
+
+    def port(self, rank: int) -> float:
+        """Bits per second of a worker's connection to the network: as fast as its fastest link."""
+        return self._ports[rank]
+
+    def _speeds_of_ports(self) -> list[float]:
+        fastest: list[float] = []
+        by_site: dict[str, float] = {}
+        known = {(min(pair), max(pair)) for pair in self.across}
+        names = sorted(set(self.sites))
+        for name in names:
+            pairs = [(min(name, other), max(name, other)) for other in names]
+            own = [self.across[pair].bandwidth for pair in pairs if pair in known]
+            # The default link counts where any pair of this site still uses it.
+            by_site[name] = max(own if len(own) == len(pairs) else [*own, self.link.bandwidth])
+        for rank in range(self.size):
+            fastest.append(by_site[self.sites[rank]])
+        if self.between:
+            seen: Counter[int] = Counter()
+            best = [0.0] * self.size
+            for (a, b), link in self.between.items():
+                for rank in (a, b):
+                    seen[rank] += 1
+                    best[rank] = max(best[rank], link.bandwidth)
+            for rank, count in seen.items():
+                every = count >= self.size - 1
+                fastest[rank] = best[rank] if every else max(best[rank], fastest[rank])
+        return fastest
 
     def compute(self, rank: int, examples: float) -> float:
         return examples / self.rates[rank]
@@ -109,11 +163,16 @@ class Cluster:
         return math.ceil(math.log2(self.size)) * self._ring(bytes) if self.size > 1 else 0.0
 
     def _ring(self, bytes: float) -> float:
+        """One message from everybody to the next in the ring."""
         if self.size == 1:
             return 0.0
-        if not self.between:
+        if not self.between and not self.across:
             return self.link.seconds(bytes)
-        return max(self.link_of(i, (i + 1) % self.size).seconds(bytes) for i in range(self.size))
+        if bytes not in self._rings:
+            pairs = [(i, (i + 1) % self.size) for i in range(self.size)]
+            lines = Counter(self.line_of(a, b) for a, b in pairs)
+            self._rings[bytes] = max(self.link_of(a, b).seconds(bytes, lines[self.line_of(a, b)]) for a, b in pairs)
+        return self._rings[bytes]
 
     @classmethod
     def uniform(cls, workers: int) -> Cluster:
@@ -129,79 +188,45 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, table: dict[str, Any], where: str = "cluster") -> Cluster:
-        _only(table, {"workers", "links", "examples_per_second"}, where)
-        base = _rate(table.get("examples_per_second", DEFAULT_RATE), f"{where}: examples_per_second")
-        rates: list[float] = []
-        for i, row in enumerate(_rows(table, "workers", f"{where}: [[workers]]")):
-            place = f"{where}: [[workers]] number {i + 1}"
-            _only(row, {"speed", "examples_per_second", "count"}, place)
-            if "speed" in row and "examples_per_second" in row:
-                raise UserError(f"{place} has both speed and examples_per_second: keep one")
-            if "examples_per_second" in row:
-                rate = _rate(row["examples_per_second"], f"{place}: its examples_per_second")
-            else:
-                rate = base * _rate(row.get("speed", 1.0), f"{place}: its speed")
-            count = row.get("count", 1)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise UserError(f"{place}: count = {count!r} must be a whole number of at least 1")
-            rates += [rate] * count
-        links = table.get("links", {})
-        if not isinstance(links, dict):
-            raise UserError(f"{where}: links must be a table: write [links]")
-        _only(links, {"bandwidth", "latency", "between"}, f"{where}: [links]")
-        link = _link(links, Link(), f"{where}: [links]")
-        between: dict[tuple[int, int], Link] = {}
-        for i, row in enumerate(_rows(links, "between", f"{where}: [[links.between]]")):
-            place = f"{where}: [[links.between]] number {i + 1}"
-            _only(row, {"workers", "groups", "bandwidth", "latency"}, place)
-            for a, b in _pairs(row, len(rates), place):
-                between[min(a, b), max(a, b)] = _link(row, link, place)
-        return cls(rates, link, between)
+        """What a cluster file says, as a dict."""
+        from .describe import read
+
+        return cls(**read(table, where))
+
+    def dump(self) -> str:
+        """This cluster as the text of a cluster file."""
+        from .describe import written
+
+        return written(self)
+
+    def save(self, path: str | Path) -> None:
+        try:
+            Path(path).write_text(self.dump(), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _rate(value: Any, what: str) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise UserError(f"{what} = {value!r} must be a number above zero")
-    return float(value)
+class Traffic:
+    """Messages under way: when each arrives, given all that were sent before it."""
 
+    def __init__(self, cluster: Cluster):
+        self.cluster = cluster
+        self._out: dict[int, float] = {}  # when a worker's connection has sent what it was given,
+        self._in: dict[int, float] = {}  # when it has received what is on its way to it,
+        self._lines: dict[tuple[Any, Any], float] = {}  # and when a line is free again
 
-def _rows(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-    rows = table.get(key, [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{where} must be tables in double brackets, one for each of them")
-    return rows
+    def send(self, source: int, now: float, bytes: Mapping[int, int]) -> dict[int, float]:
+        """The arrivals of messages that are sent together, by target."""
+        cluster, found = self.cluster, {}
+        out = self._busy(self._out, source, now, sum(bytes.values()), cluster.port(source))
+        for target, size in bytes.items():
+            link = cluster.link_of(source, target)
+            line = self._busy(self._lines, cluster.line_of(source, target), now, size, link.bandwidth)
+            into = self._busy(self._in, target, now, size, cluster.port(target))
+            found[target] = max(out, line, into) + link.latency
+        return found
 
-
-def _only(table: dict[str, Any], known: set[str], where: str) -> None:
-    from ..errors import did_you_mean
-
-    for key in table:
-        if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}: {did_you_mean(key, sorted(known))}")
-
-
-def _link(row: dict[str, Any], default: Link, where: str) -> Link:
-    bandwidth = quantity(row["bandwidth"], _BITS, f"{where}: bandwidth") if "bandwidth" in row else default.bandwidth
-    latency = quantity(row["latency"], _SECONDS, f"{where}: latency") if "latency" in row else default.latency
-    if not bandwidth > 0:
-        raise UserError(f"{where}: bandwidth must be above zero: leave a pair out of the topology instead of its link")
-    if not latency >= 0:
-        raise UserError(f"{where}: latency must not be negative")
-    return Link(bandwidth, latency)
-
-
-def _pairs(row: dict[str, Any], size: int, where: str) -> list[tuple[int, int]]:
-    """`workers = [0, 3]`: all pairs among these; `groups = [[0, 1], [2, 3]]`: all pairs across groups."""
-    groups = row.get("groups")
-    for key in ("groups", "workers"):
-        if not all(isinstance(x, list) for x in [row.get(key, []), *(groups or [] if key == "groups" else [])]):
-            raise UserError(f"{where}: give workers = [a, b, ...] or groups = [[...], [...]]")
-    members = [w for group in groups for w in group] if groups is not None else row.get("workers", [])
-    for worker in members:
-        if not isinstance(worker, int) or not 0 <= worker < size:
-            raise UserError(f"{where}: worker {worker!r} is not one of 0 to {size - 1}")
-    if groups is None:
-        if len(members) < 2:
-            raise UserError(f"{where}: give workers = [a, b, ...] or groups = [[...], [...]]")
-        return [(a, b) for i, a in enumerate(members) for b in members[i + 1 :]]
-    return [(a, b) for i, one in enumerate(groups) for two in groups[i + 1 :] for a in one for b in two]
+    @staticmethod
+    def _busy(free: dict[Any, float], key: Any, now: float, bytes: int, bandwidth: float) -> float:
+        free[key] = end = max(now, free.get(key, 0.0)) + 8.0 * bytes / (PAYLOAD * bandwidth)
+        return end

@@ -8,6 +8,7 @@ rank order. Each worker has its own random streams: the global generators are sw
 from __future__ import annotations
 
 import contextlib
+import heapq
 import pickle
 import random
 import threading
@@ -21,9 +22,10 @@ import torch
 
 from ..errors import PeerLost, WorkerError
 from .base import Comm, Pending, Stream
+from .chance import Chance
 from .ledger import Ledger
 from .look import Look, in_one_place, look_cost
-from .network import Cluster
+from .network import Cluster, Traffic
 
 
 def rng_state() -> tuple[Any, ...]:
@@ -109,9 +111,13 @@ class World:
         self.mail: dict[tuple[int, int, int], tuple[torch.Tensor, float, float]] = {}  # by source, target, number
         self.sent: Counter[tuple[int, int]] = Counter()  # messages so far from a source to a target,
         self.asked: Counter[tuple[int, int]] = Counter()  # and how many of them the target has asked for
-        self.link_free: dict[tuple[int, int], float] = {}
+        self.traffic = Traffic(self.cluster)
         self.counters: dict[str, int] = {}
         self.failure: tuple[int, BaseException] | None = None
+        self.turns = [
+            (0.0, rank) for rank in range(size)
+        ]  # a heap: whoever is ready and not running, by simulated time
+        self.alive = size
         self.over = threading.Event()
 
     def run(self, function: Callable[[Comm], Any], *, threads: int = 1) -> list[Any]:
@@ -127,7 +133,7 @@ class World:
         try:
             for thread in pool:
                 thread.start()
-            self.workers[0].baton.release()
+            self._pass_on()
             while not self.over.wait(0.5):  # wakes so that signals reach Python
                 pass
             for thread in pool:
@@ -160,18 +166,26 @@ class World:
             if self.failure is None:
                 self.failure = (worker.rank, error)
         worker.done, worker.ready = True, False
+        self.alive -= 1
         self._pass_on()
+
+    def wake(self, worker: _Worker) -> None:
+        """A worker that was waiting can go on."""
+        worker.ready = True
+        heapq.heappush(self.turns, (worker.now, worker.rank))
 
     def _pass_on(self) -> None:
         """Hand the baton to the next worker; on failure to each in turn, so that it unwinds."""
-        alive = [w for w in self.workers if not w.done]
-        if not alive:
+        if not self.alive:
             self.over.set()
             return
-        ready = [w for w in alive if w.ready]
-        if not ready and self.failure is None:
-            self.failure = (alive[0].rank, PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step))
-        following = alive[0] if self.failure is not None else min(ready, key=lambda w: (w.now, w.rank))
+        if not self.turns or self.failure is not None:
+            alive = [w for w in self.workers if not w.done]
+            if self.failure is None:
+                self.failure = (alive[0].rank, PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step))
+            following = alive[0]
+        else:
+            following = self.workers[heapq.heappop(self.turns)[1]]
         following.baton.release()
 
     def _deadlock(self, alive: list[_Worker]) -> str:
@@ -182,9 +196,11 @@ class World:
 
     def switch(self, worker: _Worker) -> None:
         """Let another worker run; return when it is this one's turn again."""
-        ready = [w for w in self.workers if w.ready]
-        if self.failure is None and ready and min(ready, key=lambda w: (w.now, w.rank)) is worker:
-            return
+        if worker.ready:
+            turn = (worker.now, worker.rank)
+            if self.failure is None and (not self.turns or turn < self.turns[0]):
+                return
+            heapq.heappush(self.turns, turn)
         worker.rng = _swap_out()
         began = time.perf_counter()
         self._pass_on()
@@ -209,6 +225,7 @@ class VirtualComm(Comm):
     def __init__(self, world: World, worker: _Worker):
         super().__init__(worker.rank, world.size)
         self._world, self._worker = world, worker
+        self._chance: Chance | None = None  # made when the seed of the run is known
         worker.ledger = self.ledger
 
     @property
@@ -220,14 +237,29 @@ class VirtualComm(Comm):
         self._worker.now = value
 
     def computed(self, examples: float) -> float:
-        seconds = self._world.cluster.compute(self.rank, examples)
-        if self.ledger.counting:
-            self._worker.now += seconds
-            if self._worker.described:
-                self.ledger.compute += seconds
+        world, me = self._world, self._worker
+        seconds = world.cluster.compute(self.rank, examples)
+        if not self.ledger.counting:
+            return seconds
+        if not me.described:
+            me.now += seconds
+            return seconds
+        if self._chance is None:
+            self._chance = Chance(world.cluster, self.rank, self.seed)
+        seconds *= self._chance.factor(self.step)
+        self.ledger.compute += seconds
+        me.now += seconds
+        # A failure while this worker waits for others takes effect with its next gradient; one under repair does not fail.
+        if failures := self._chance.failures(self.ledger.alive, me.now):
+            self.ledger.failures += failures
+            self.ledger.wait += failures * self._chance.repair
+            me.now += failures * self._chance.repair
+        self.ledger.alive = me.now
         return seconds
 
-    def _meet(self, kind: str, payload: Any, combine: Callable[[list[Any]], list[Any]], seconds: float) -> Any:
+    def _meet(
+        self, kind: str, payload: Any, combine: Callable[[list[Any]], list[Any]], seconds: Callable[[Cluster], float]
+    ) -> Any:
         """Wait for everybody; the last to come combines. The meeting ends `seconds` after the last arrival."""
         world, me = self._world, self._worker
         me.step = self.step
@@ -243,11 +275,15 @@ class VirtualComm(Comm):
         if len(world.arrived) == self.size:
             parts = [world.arrived[rank] for rank in range(self.size)]
             world.arrived = {}
-            start = max(w.now for w in world.workers)
-            for w, result in zip(world.workers, combine(parts), strict=True):
-                w.result, w.ready = result, True
-                if self.ledger.counting:
-                    w.until(start, start + seconds)
+            results = combine(parts)
+            counting, start = self.ledger.counting, max(w.now for w in world.workers)
+            end = start + seconds(world.cluster) if counting else start
+            for w, result in zip(world.workers, results, strict=True):
+                w.result = result
+                if counting:
+                    w.until(start, end)
+                if w is not me:
+                    world.wake(w)
         else:
             me.ready, me.waits_for = False, f"in {kind}"
         world.switch(me)
@@ -263,8 +299,8 @@ class VirtualComm(Comm):
             _sum_into_all(parts, weight.item())
             return [weight.item()] * len(parts)
 
-        seconds = self._world.cluster.mean(message.numel() * message.element_size())
-        return self._meet(_of("weighted_mean", message), message, combine, seconds)
+        bytes = message.numel() * message.element_size()
+        return self._meet(_of("weighted_mean", message), message, combine, lambda cluster: cluster.mean(bytes))
 
     @torch.no_grad()
     def _sum(self, tensor: torch.Tensor) -> None:
@@ -272,8 +308,8 @@ class VirtualComm(Comm):
             _sum_into_all(parts)
             return [None] * len(parts)
 
-        seconds = self._world.cluster.mean(tensor.numel() * tensor.element_size())
-        self._meet(_of("sum", tensor), tensor, combine, seconds)
+        bytes = tensor.numel() * tensor.element_size()
+        self._meet(_of("sum", tensor), tensor, combine, lambda cluster: cluster.mean(bytes))
 
     def _sum_stream(self, stream: Stream) -> None:
         self._sum_whole(stream)
@@ -287,16 +323,17 @@ class VirtualComm(Comm):
 
         # As long as a mean of a vector that costs as many bytes.
         _, sent = look_cost(tensor.numel(), tensor.element_size(), 0, self.size, look)
-        seconds = self._world.cluster.mean(sent * self.size // (2 * (self.size - 1)))
-        return self._meet(_of("sum_and_look", tensor), (tensor, look), combine, seconds)
+        bytes = sent * self.size // (2 * (self.size - 1))
+        return self._meet(_of("sum_and_look", tensor), (tensor, look), combine, lambda cluster: cluster.mean(bytes))
 
     @torch.no_grad()
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         def combine(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [torch.stack(parts) for _ in parts]
+            stacked = torch.stack(parts)
+            return [stacked, *(stacked.clone() for _ in parts[1:])]
 
-        seconds = self._world.cluster.gather(tensor.numel() * tensor.element_size())
-        return self._meet(_of("gather", tensor), tensor, combine, seconds)
+        bytes = tensor.numel() * tensor.element_size()
+        return self._meet(_of("gather", tensor), tensor, combine, lambda cluster: cluster.gather(bytes))
 
     @torch.no_grad()
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -306,15 +343,18 @@ class VirtualComm(Comm):
                     part.copy_(parts[source])
             return [None] * len(parts)
 
-        seconds = self._world.cluster.broadcast(source, tensor.numel() * tensor.element_size())
-        self._meet(_of(f"broadcast from {source}", tensor), tensor, combine, seconds)
+        bytes = tensor.numel() * tensor.element_size()
+        self._meet(
+            _of(f"broadcast from {source}", tensor), tensor, combine, lambda cluster: cluster.broadcast(source, bytes)
+        )
 
     def gather_objects(self, value: Any) -> list[Any]:
         def combine(parts: list[bytes]) -> list[list[Any]]:
-            return [[pickle.loads(part) for part in parts] for _ in parts]  # copies, as between processes
+            # Copies, as between processes; what many say alike is read once for each who hears it.
+            return [list(map({part: pickle.loads(part) for part in set(parts)}.__getitem__, parts)) for _ in parts]
 
         with self.uncounted():
-            return self._meet("gather_objects", pickle.dumps(value), combine, 0.0)
+            return self._meet("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)
 
     def counter(self, name: str, add: int) -> int:
         self._worker.step = self.step
@@ -326,21 +366,21 @@ class VirtualComm(Comm):
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         world, copies = self._world, {}
         self._worker.step = self.step
+        arrivals: dict[int, float] = {}
+        if self.ledger.counting:
+            sizes = {peer: tensor.numel() * tensor.element_size() for peer, tensor in outgoing.items()}
+            arrivals = world.traffic.send(self.rank, self.now, sizes)
         for peer, tensor in outgoing.items():
             if id(tensor) not in copies:
                 copies[id(tensor)] = tensor.clone()
-            arrival = self.now
-            if self.ledger.counting:
-                seconds = world.cluster.message(self.rank, peer, tensor.numel() * tensor.element_size())
-                arrival = max(self.now, world.link_free.get((self.rank, peer), 0.0)) + seconds
-                world.link_free[self.rank, peer] = arrival
             number = world.sent[self.rank, peer]
             world.sent[self.rank, peer] += 1
-            world.mail[self.rank, peer, number] = copies[id(tensor)], self.now, arrival
+            world.mail[self.rank, peer, number] = copies[id(tensor)], self.now, arrivals.get(peer, self.now)
             target = world.workers[peer]
             if (self.rank, number) in target.wanted:
                 target.wanted.discard((self.rank, number))
-                target.ready = not target.wanted
+                if not target.wanted:
+                    world.wake(target)
         # The n-th message that is asked for is the n-th that was sent, in whatever order they are waited for.
         numbers = {peer: world.asked[peer, self.rank] for peer in incoming}
         world.asked.update((peer, self.rank) for peer in incoming)

@@ -198,6 +198,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
         "seconds": clock.seconds,
         "simulated_seconds": comm.now if worker.job.described else None,
         **comm.ledger.spent,
+        "failures": comm.ledger.failures,
     }
     rows = comm.gather_objects(own)
     result = {

@@ -41,6 +41,7 @@ class Worker:
     def __init__(self, job: Job, comm: Comm):
         self.job, self.comm = job, comm
         blocks = job_blocks(job, comm)
+        comm.seed = job.seed
         seed_worker(job.seed, comm.rank)
         self.model = job.model().to(job.device)
         self.flat, self.buffers = Flat(self.model), Buffers(self.model)
