@@ -41,7 +41,7 @@ class Spread(NamedTuple):
         found = list(values)
         if not found:
             return cls(math.nan, math.nan, 0)
-        deviation = statistics.stdev(found) if len(found) > 1 else math.nan
+        deviation = statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else math.nan
         return cls(statistics.fmean(found), deviation, len(found))
 
     def words(self, kind: str = "number") -> str:
