@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import statistics
 import tempfile
@@ -116,6 +117,28 @@ def one(task: tuple[dict[str, Any], int, argparse.Namespace]) -> dict[str, Any]:
     return found
 
 
+class Runs:
+    """Runs in a pool; with --cache FILE those that are done are kept, so that a long benchmark can be cut into pieces."""
+
+    def __init__(self, pool: Any, args: argparse.Namespace):
+        self.pool, self.args, self.known = pool, args, {}
+        self.path = Path(args.cache) if args.cache else None
+        if self.path is not None and self.path.is_file():
+            self.known = dict(json.loads(line) for line in self.path.read_text().splitlines())
+
+    def __call__(self, tasks: list[tuple[dict[str, Any], int]]) -> list[dict[str, Any]]:
+        about = [self.args.data, self.args.limit, self.args.until, self.args.epochs]
+        keys = [json.dumps([table, seed, *about], sort_keys=True) for table, seed in tasks]
+        new = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.known}
+        found = self.pool.imap(one, [(table, seed, self.args) for table, seed in new.values()])
+        for key, result in zip(new, found, strict=True):
+            self.known[key] = result
+            if self.path is not None:
+                with self.path.open("a") as file:
+                    file.write(json.dumps([key, result]) + "\n")
+        return [self.known[key] for key in keys]
+
+
 def words(table: dict[str, Any]) -> str:
     names = [
         v["name"] if isinstance(v, dict) else str(v) for k, v in table.items() if k not in ("lr", "period", "scaling")
@@ -133,6 +156,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument(
+        "--cache", metavar="FILE", help="keep finished runs here, and do not repeat those that are there"
+    )
     args = parser.parse_args()
     with (
         tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
@@ -143,14 +169,15 @@ def main() -> None:
         args.cluster = str(Path(file.name).resolve())
         grid = [(choice, table) for choice in CHOICES for table in choice.grid()]
         print(f"tuning: {len(grid)} runs with seed 100")
-        tuned = pool.map(one, [(table, 100, args) for _, table in grid], chunksize=1)
+        run = Runs(pool, args)
+        tuned = run([(table, 100) for _, table in grid])
         best = {}
         for choice in CHOICES:
             own = [(found["time"], i) for i, (found, (c, _)) in enumerate(zip(tuned, grid, strict=True)) if c is choice]
             best[choice.name] = grid[min(own)[1]][1]
         print(f"the best of each, seeds 0 to {args.seeds - 1}")
         tasks = [(name, table, seed) for name, table in best.items() for seed in range(args.seeds)]
-        runs = pool.map(one, [(table, seed, args) for _, table, seed in tasks], chunksize=1)
+        runs = run([(table, seed) for _, table, seed in tasks])
         times = {name: [r for r, t in zip(runs, tasks, strict=True) if t[0] == name] for name in best}
         mean = {name: statistics.fmean(r["time"] for r in rows) for name, rows in times.items()}
         together = min((c.name for c in CHOICES if c.combined), key=mean.__getitem__)
@@ -158,7 +185,7 @@ def main() -> None:
         print(f"{together} without one of its pieces")
         pieces = without(best[together])
         tasks = [(name, table, seed) for name, table in pieces.items() for seed in range(args.seeds)]
-        runs = pool.map(one, [(table, seed, args) for _, table, seed in tasks], chunksize=1)
+        runs = run([(table, seed) for _, table, seed in tasks])
         for name in pieces:
             times[f"without {name}"] = [r for r, t in zip(runs, tasks, strict=True) if t[0] == name]
     print(f"\nsimulated seconds to {args.until}, {args.seeds} seeds\n")
