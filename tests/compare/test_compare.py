@@ -36,7 +36,7 @@ def stamps(folder: Path) -> dict[str, int]:
 def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--vary",
-        "sync=all-reduce,d-psgd,none",
+        "sync=all-reduce,none",
         "--cluster",
         "cluster.toml",
         "--until",
@@ -44,28 +44,28 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
         "--out",
         "c",
     ]
-    assert compare(*words, "--seeds", 2) == 0
+    assert compare(*words, "--seeds", 1) == 0
     said = capsys.readouterr().out
     assert "reaches accuracy=0.6 in" in said
     assert "written: c/report.html" in said
     found = json.loads((here / "c" / "compare.json").read_text())
     assert found["measure"] == "simulated_seconds"
     assert found["sentence"] in said
-    assert {row["name"] for row in found["rows"]} == {"all-reduce", "d-psgd", "none"}
-    assert [run["state"] for run in found["runs"]] == ["done"] * 6
-    reached = json.loads((here / "c" / "all-reduce" / "seed-1" / "result.json").read_text())["reached"]
+    assert {row["name"] for row in found["rows"]} == {"all-reduce", "none"}
+    assert [run["state"] for run in found["runs"]] == ["done"] * 2
+    reached = json.loads((here / "c" / "all-reduce" / "seed-0" / "result.json").read_text())["reached"]
     assert reached["metric"] == "accuracy"
     assert found["sentence"] in (here / "c" / "compare.md").read_text()
-    assert len((here / "c" / "compare.csv").read_text().splitlines()) == 4
+    assert len((here / "c" / "compare.csv").read_text().splitlines()) == 3
     page = (here / "c" / "report.html").read_text()
     assert "all-reduce" in page
     assert "{equipoise," in page, "the page cites what the runs used"
     # Finished runs are not repeated; a choice more and a seed more are all that is added.
     before = stamps(here / "c")
     words[1] += ",easgd"
-    assert compare(*words, "--seeds", 3) == 0
+    assert compare(*words, "--seeds", 2) == 0
     after = stamps(here / "c")
-    assert len(after) == 12
+    assert len(after) == 6
     assert {name: after[name] for name in before} == before
     # Another recipe, another cluster: refused.
     assert compare(*words, "--lr", 0.1) == 4
@@ -89,7 +89,7 @@ def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[
     assert "period of 3 means nothing" in rows["detag, period 3"]["failure"]
     assert "failed: " in said
     # Nothing but failures is an error.
-    assert compare("--vary", "lr=1e30", "--seeds", 1, "--out", "d") == 3
+    assert compare("--vary", "lr=1e38", "--seeds", 1, "--out", "d") == 3
     assert "not finite" in capsys.readouterr().out
 
 
