@@ -104,6 +104,32 @@ def test_half_done_runs_go_on(here: Path) -> None:
     assert '"resume"' in (folder / "events.jsonl").read_text()
 
 
+def test_one_display_over_all_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in SMALL if word != "--quiet"]
+    assert main(["compare", *words, "--vary", "sync=none", "--seeds", "1", "--out", "c"]) == 0
+    assert "1/1  none, seed 0: accuracy 0." in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["compare", *words, "--vary", "sync=none,all-reduce", "--seeds", "1", "--out", "c"]) == 0
+    said = capsys.readouterr().err
+    assert "1 of 2 runs are there from before" in said
+    assert "2 of 2" in said
+
+
+def test_one_target_and_no_torchrun(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "a.toml").write_text("until = 'loss=1'")
+    (here / "b.toml").write_text("until = 'loss=2'")
+    assert compare("a.toml", "b.toml", "--out", "c") == 2
+    assert "one target for all" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert compare("--vary", "lr=1", "--out", "c") == 2
+    assert "without torchrun" in capsys.readouterr().err
+
+
 def test_processes(here: Path) -> None:
     assert compare("--vary", "period=1,2", "--seeds", 1, "--processes", "--until", "loss=2", "--out", "c") == 0
     found = json.loads((here / "c" / "compare.json").read_text())
