@@ -36,7 +36,7 @@ def stamps(folder: Path) -> dict[str, int]:
 def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--vary",
-        "sync=all-reduce,d-psgd,none",
+        "sync=all-reduce,none",
         "--cluster",
         "cluster.toml",
         "--until",
@@ -44,28 +44,28 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
         "--out",
         "c",
     ]
-    assert compare(*words, "--seeds", 2) == 0
+    assert compare(*words, "--seeds", 1) == 0
     said = capsys.readouterr().out
     assert "reaches accuracy=0.6 in" in said
     assert "written: c/report.html" in said
     found = json.loads((here / "c" / "compare.json").read_text())
     assert found["measure"] == "simulated_seconds"
     assert found["sentence"] in said
-    assert {row["name"] for row in found["rows"]} == {"all-reduce", "d-psgd", "none"}
-    assert [run["state"] for run in found["runs"]] == ["done"] * 6
-    reached = json.loads((here / "c" / "all-reduce" / "seed-1" / "result.json").read_text())["reached"]
+    assert {row["name"] for row in found["rows"]} == {"all-reduce", "none"}
+    assert [run["state"] for run in found["runs"]] == ["done"] * 2
+    reached = json.loads((here / "c" / "all-reduce" / "seed-0" / "result.json").read_text())["reached"]
     assert reached["metric"] == "accuracy"
     assert found["sentence"] in (here / "c" / "compare.md").read_text()
-    assert len((here / "c" / "compare.csv").read_text().splitlines()) == 4
+    assert len((here / "c" / "compare.csv").read_text().splitlines()) == 3
     page = (here / "c" / "report.html").read_text()
     assert "all-reduce" in page
     assert "{equipoise," in page, "the page cites what the runs used"
     # Finished runs are not repeated; a choice more and a seed more are all that is added.
     before = stamps(here / "c")
     words[1] += ",easgd"
-    assert compare(*words, "--seeds", 3) == 0
+    assert compare(*words, "--seeds", 2) == 0
     after = stamps(here / "c")
-    assert len(after) == 12
+    assert len(after) == 6
     assert {name: after[name] for name in before} == before
     # Another recipe, another cluster: refused.
     assert compare(*words, "--lr", 0.1) == 4
@@ -80,16 +80,16 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
 
 def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # One cannot be built, one breaks down on the way, and the third is none the worse for it.
-    words = ["--vary", "sync=all-reduce,detag:rounds=0,d-psgd", "--vary", "period=1,1,3", "--list", "--seeds", 1]
+    words = ["--vary", "sync=all-reduce,detag:rounds=0,detag", "--vary", "period=1,1,3", "--list", "--seeds", 1]
     assert compare(*words, "--out", "c") == 0
     said = capsys.readouterr().out
     rows = {row["name"]: row for row in json.loads((here / "c" / "compare.json").read_text())["rows"]}
     assert rows["all-reduce, period 1"]["failed"] == 0
     assert "rounds must be at least 1" in rows["detag:rounds=0, period 1"]["failure"]
-    assert "period of 3 means nothing" in rows["d-psgd, period 3"]["failure"]
+    assert "period of 3 means nothing" in rows["detag, period 3"]["failure"]
     assert "failed: " in said
     # Nothing but failures is an error.
-    assert compare("--vary", "lr=1e30", "--seeds", 1, "--out", "d") == 3
+    assert compare("--vary", "lr=1e38", "--seeds", 1, "--out", "d") == 3
     assert "not finite" in capsys.readouterr().out
 
 
@@ -102,6 +102,32 @@ def test_half_done_runs_go_on(here: Path) -> None:
     assert compare(*words) == 0
     assert json.loads((folder / "result.json").read_text())["params_sha256"] == whole["params_sha256"]
     assert '"resume"' in (folder / "events.jsonl").read_text()
+
+
+def test_one_display_over_all_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for word in SMALL if word != "--quiet"]
+    assert main(["compare", *words, "--vary", "sync=none", "--seeds", "1", "--out", "c"]) == 0
+    assert "1/1  none, seed 0: accuracy 0." in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["compare", *words, "--vary", "sync=none,all-reduce", "--seeds", "1", "--out", "c"]) == 0
+    said = capsys.readouterr().err
+    assert "1 of 2 runs are there from before" in said
+    assert "2 of 2" in said
+
+
+def test_one_target_and_no_torchrun(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "a.toml").write_text("until = 'loss=1'")
+    (here / "b.toml").write_text("until = 'loss=2'")
+    assert compare("a.toml", "b.toml", "--out", "c") == 2
+    assert "one target for all" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert compare("--vary", "lr=1", "--out", "c") == 2
+    assert "without torchrun" in capsys.readouterr().err
 
 
 def test_processes(here: Path) -> None:

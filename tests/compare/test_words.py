@@ -85,7 +85,7 @@ def test_what_wins_by_how_much_and_why() -> None:
     ]
     text = said(*tasks)
     assert (
-        "best reaches accuracy=0.9 in 10.5 ± 0.7 simulated s: 1.95 times as fast as the next, mid (20.5 ± 0.7)" in text
+        "best reaches accuracy=0.9 in 10.5 ± 0.7 simulated s: 2.0 times as fast as the next, mid (20.5 ± 0.7)" in text
     )
     assert "3.9 times as fast as base (40.5 ± 0.7)." in text
     # 40.5 / 10.5 is the product of what it needs and how fast it takes it.

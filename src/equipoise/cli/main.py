@@ -13,7 +13,7 @@ from .parser import Parser, closest
 
 # One line a sub-command: `cli/NAME.py` has `configure(parser)` and `run(arguments) -> exit code`.
 COMMANDS = {
-    "demo": "a first run: bundled digits, 4 workers, a page with pictures; no arguments, no download",
+    "demo": "the tour: a baseline, the five systems and all of them together; no arguments, no download",
     "train": "train by a recipe: a TOML file, flags, or both",
     "compare": "run several choices with several seeds and say what wins, by how much and why",
     "resume": "go on with a run that was stopped, or longer than it was",

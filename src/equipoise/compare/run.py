@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from ..errors import UserError
+from ..launch.current import under_torchrun
 from .display import Display
 from .grid import Combination
 from .plan import keep_cluster, locked, plan, survey
@@ -25,6 +27,8 @@ def compare(
     title: str = "",
 ) -> int:
     """Run everything that is not done yet, then say what wins; the exit code."""
+    if under_torchrun():
+        raise UserError("a comparison starts its own workers: run it without torchrun, with --processes for real ones")
     with locked(out):
         tasks = plan(keep_cluster(combinations, out), seeds, out)
         survey(tasks)

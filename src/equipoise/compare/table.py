@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import UserError
 from ..loop.until import Until
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Spread(NamedTuple):
         found = list(values)
         if not found:
             return cls(math.nan, math.nan, 0)
-        deviation = statistics.stdev(found) if len(found) > 1 else math.nan
+        deviation = statistics.stdev(found) if len(found) > 1 and all(map(math.isfinite, found)) else math.nan
         return cls(statistics.fmean(found), deviation, len(found))
 
     def words(self, kind: str = "number") -> str:
@@ -90,6 +91,8 @@ class Row:
 def measure_of(tasks: list[Task]) -> Measure:
     """Simulated seconds on a described cluster, real ones on processes; examples where virtual workers have no clock."""
     plain = tasks[0].recipe.plain()
+    if len({task.recipe.plain()["until"] for task in tasks}) > 1:
+        raise UserError("one target for all, to compare by; the recipes have several: give --until")
     until = Until.parse(plain["until"]) if plain["until"] is not None else None
     clock = "simulated_seconds" if plain["cluster"] is not None else "samples" if plain["virtual"] else "seconds"
     metric = until.metric if until is not None else "accuracy"

@@ -1,0 +1,216 @@
+"""All choices together against each alone, on unequal workers with slow links: simulated seconds to a target.
+
+    python combined.py                                                   # bundled digits
+    python combined.py --data fashion-mnist --data-dir DIR --limit 8000  # LeNet on a part of Fashion-MNIST
+    python combined.py --jobs 2 --json combined.json
+
+Every choice has its own grid of learning rate and, where it has one, period; the best by the time of a tuning seed runs with
+other seeds. The goal: the combined run reaches the target in at most half the time of the best single choice. The last table takes
+one piece at a time out of the combination, at its learning rate and period.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from common import report
+
+from equipoise.compare.table import Spread
+from equipoise.errors import WorkerError
+from equipoise.loop.train import run_job
+from equipoise.recipe import Recipe
+
+SPEEDS = [1, 1, 2, 2, 4, 4, 8, 8]
+CLUSTER = """
+examples_per_second = 500
+[[workers]]
+count = 2
+speed = 1
+[[workers]]
+count = 2
+speed = 2
+[[workers]]
+count = 2
+speed = 4
+[[workers]]
+count = 2
+speed = 8
+[links]
+bandwidth = "20 Mbit"
+latency = "10 ms"
+"""
+RATES = (0.1, 0.2, 0.4)
+PERIODS = (4, 16)
+BLOCKS = {"partition": {"name": "submodular", "speeds": SPEEDS}}
+EVEN = BLOCKS | {"batch": {"name": "proportional", "mean": 16}}
+GROWING = {"batch": {"name": "norm-test", "start": 16, "most": 64}, "scaling": "linear"}
+BOTH = BLOCKS | {"batch": {"name": "norm-test", "start": 16, "most": 64, "speeds": SPEEDS}, "scaling": "linear"}
+SKETCHED = {"name": "cd-grab", "signal": "projection"}
+OWN = {"name": "id-grab"}
+LGRAWA = {"sync": {"name": "lgrawa", "pull": 0.5}}
+AVERAGE = {"sync": "periodic-average"}
+
+
+class Choice(NamedTuple):
+    name: str
+    table: dict[str, Any]
+    local: bool = False  # does it take local steps?
+    combined: bool = False
+
+    def grid(self) -> list[dict[str, Any]]:
+        rates = [self.table | {"lr": lr} for lr in RATES]
+        return [table | {"period": h} for table in rates for h in PERIODS] if self.local else rates
+
+
+CHOICES = [
+    Choice("all-reduce (baseline)", {"sync": "all-reduce"}),
+    Choice("CD-GraB, all-reduce", {"order": SKETCHED}),
+    Choice("DeTAG on a ring, overlapped", {"sync": {"name": "detag", "overlap": True}}),
+    Choice("submodular blocks, all-reduce", EVEN),
+    Choice("norm test, all-reduce", GROWING),
+    Choice("Local SGD", AVERAGE, local=True),
+    Choice("Local SGD with norm test", AVERAGE | GROWING, local=True),
+    Choice("LGRAWA", LGRAWA, local=True),
+    Choice("all, CD-GraB, averaged", BOTH | AVERAGE | {"order": SKETCHED}, local=True, combined=True),
+    Choice("all, ID-GraB, averaged", BOTH | AVERAGE | {"order": OWN}, local=True, combined=True),
+    Choice("all, ID-GraB, LGRAWA", BOTH | LGRAWA | {"order": OWN}, local=True, combined=True),
+]
+
+
+def without(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The combination with one piece taken out."""
+    return {
+        "its order": table | {"order": "reshuffle"},
+        "its norm test (fixed batches by speed)": table | EVEN | {"scaling": "none"},
+        "blocks by speed (equal ones, equal batches)": table | GROWING | {"partition": "iid"},
+        "local steps (all-reduce at every step)": table | {"sync": "all-reduce", "period": 1},
+    }
+
+
+def one(task: tuple[dict[str, Any], int, argparse.Namespace]) -> dict[str, Any]:
+    """The time of one run to the target, infinite if it never gets there, and what it cost."""
+    table, seed, args = task
+    torch.set_num_threads(1)
+    data: dict[str, Any] = {"name": args.data} | ({"dir": args.data_dir} if args.data_dir else {})
+    data |= {"limit": args.limit} if args.limit else {}
+    model = {"name": "mlp", "hidden": [64]} if args.data == "digits" else {"name": "lenet"}
+    common = {"data": data, "model": model, "batch": 16, "epochs": args.epochs, "until": args.until, "seed": seed}
+    common |= {"cluster": args.cluster, "evaluate_every": 0.25}
+    job, how = Recipe.from_dict(common | table).build()
+    found = {"time": float("inf"), "samples": 0, "rounds": 0, "bytes": 0}
+    with contextlib.suppress(WorkerError):  # a learning rate that is too large
+        reached = run_job(job, **how).result["reached"]
+        if reached is not None:
+            found = {name: reached[name] for name in found if name != "time"} | {"time": reached["simulated_seconds"]}
+    print(
+        f"  {words(table)}, seed {seed}: {found['time']:.4g} s, {found['samples']:,} examples, {found['rounds']} rounds",
+        flush=True,
+    )
+    return found
+
+
+class Runs:
+    """Runs in a pool; with --cache FILE those that are done are kept, so that a long benchmark can be cut into pieces."""
+
+    def __init__(self, pool: Any, args: argparse.Namespace):
+        self.pool, self.args, self.known = pool, args, {}
+        self.path = Path(args.cache) if args.cache else None
+        if self.path is not None and self.path.is_file():
+            self.known = dict(json.loads(line) for line in self.path.read_text().splitlines())
+
+    def __call__(self, tasks: list[tuple[dict[str, Any], int]]) -> list[dict[str, Any]]:
+        about = [self.args.data, self.args.limit, self.args.until, self.args.epochs]
+        keys = [json.dumps([table, seed, *about], sort_keys=True) for table, seed in tasks]
+        new = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.known}
+        found = self.pool.imap(one, [(table, seed, self.args) for table, seed in new.values()])
+        for key, result in zip(new, found, strict=True):
+            self.known[key] = result
+            if self.path is not None:
+                with self.path.open("a") as file:
+                    file.write(json.dumps([key, result]) + "\n")
+        return [self.known[key] for key in keys]
+
+
+def words(table: dict[str, Any]) -> str:
+    names = [
+        v["name"] if isinstance(v, dict) else str(v) for k, v in table.items() if k not in ("lr", "period", "scaling")
+    ]
+    return ", ".join(names) + f", lr {table['lr']}" + (f", period {table['period']}" if "period" in table else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--until", default="accuracy=0.95")
+    parser.add_argument("--epochs", type=float, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument(
+        "--cache", metavar="FILE", help="keep finished runs here, and do not repeat those that are there"
+    )
+    args = parser.parse_args()
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".toml") as file,
+        multiprocessing.get_context("fork").Pool(args.jobs) as pool,
+    ):
+        file.write(CLUSTER)
+        file.flush()
+        args.cluster = str(Path(file.name).resolve())
+        grid = [(choice, table) for choice in CHOICES for table in choice.grid()]
+        print(f"tuning: {len(grid)} runs with seed 100")
+        run = Runs(pool, args)
+        tuned = run([(table, 100) for _, table in grid])
+        best = {}
+        for choice in CHOICES:
+            own = [(found["time"], i) for i, (found, (c, _)) in enumerate(zip(tuned, grid, strict=True)) if c is choice]
+            best[choice.name] = grid[min(own)[1]][1]
+        print(f"the best of each, seeds 0 to {args.seeds - 1}")
+        tasks = [(name, table, seed) for name, table in best.items() for seed in range(args.seeds)]
+        runs = run([(table, seed) for _, table, seed in tasks])
+        times = {name: [r for r, t in zip(runs, tasks, strict=True) if t[0] == name] for name in best}
+        mean = {name: statistics.fmean(r["time"] for r in rows) for name, rows in times.items()}
+        together = min((c.name for c in CHOICES if c.combined), key=mean.__getitem__)
+        single = min((c.name for c in CHOICES if not c.combined), key=mean.__getitem__)
+        print(f"{together} without one of its pieces")
+        pieces = without(best[together])
+        tasks = [(name, table, seed) for name, table in pieces.items() for seed in range(args.seeds)]
+        runs = run([(table, seed) for _, table, seed in tasks])
+        for name in pieces:
+            times[f"without {name}"] = [r for r, t in zip(runs, tasks, strict=True) if t[0] == name]
+    print(f"\nsimulated seconds to {args.until}, {args.seeds} seeds\n")
+    print(f"| choice | s to {args.until} | examples | rounds | bytes | chosen |\n|---|---|---|---|---|---|")
+    for name, rows in sorted(
+        times.items(), key=lambda item: (item[0].startswith("without"), statistics.fmean(r["time"] for r in item[1]))
+    ):
+        cells = [
+            Spread.of(r[key] for r in rows).words("bytes" if key == "bytes" else "")
+            for key in ("time", "samples", "rounds", "bytes")
+        ]
+        chosen = best.get(name) or pieces[name.removeprefix("without ")]
+        setting = f"lr {chosen['lr']}" + (f", period {chosen['period']}" if "period" in chosen else "")
+        print(f"| {name} | {' | '.join(cells)} | {setting} |")
+    base = CHOICES[0].name
+    ratios: list[tuple[str, float, float | None]] = [
+        (f"combined ({together}) / best single ({single})", times_ratio(times, together, single), 0.5),
+        (f"combined / {base}", times_ratio(times, together, base), None),
+    ]
+    report("time to target", ratios, args.json)
+
+
+def times_ratio(times: dict[str, list[dict[str, Any]]], a: str, b: str) -> float:
+    return statistics.fmean(r["time"] for r in times[a]) / statistics.fmean(r["time"] for r in times[b])
+
+
+if __name__ == "__main__":
+    main()
