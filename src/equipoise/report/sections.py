@@ -44,7 +44,7 @@ def _topology(run: Loaded) -> str:
 def citations(runs: list[Loaded]) -> list[str]:
     """BibTeX for what the runs used, each entry once."""
     try:
-        from ..cite import cite
+        from ..citations import cite
     except ImportError:
         return []
     entries: dict[str, None] = {}

@@ -55,8 +55,8 @@ CLAIMS = (
         "LeNet, momentum 0.9, one image a step and worker; small: digits on 4 workers; full: CIFAR-10 on 64 with the paper's rate.",
         "order:network",
         (Expect("training loss, CD-GraB / D-RR", high=0.97),),
-        {"workers": 4, "epochs": 8, "lr": 0.005, "seeds": 2},
-        {"data": "cifar10", "workers": 64, "epochs": 100, "lr": 1e-3, "seeds": 3},
+        {"workers": 4, "epochs": 6, "lr": 0.005, "seeds": 1, "limit": 1000},
+        {"data": "cifar10", "limit": None, "workers": 64, "epochs": 100, "lr": 1e-3, "seeds": 3},
     ),
     Claim(
         "gossip-rate",
@@ -114,6 +114,8 @@ CLAIMS = (
         ),
         {"workers": 8, "steps": 400, "batch": 16, "rates": (0.1, 0.3, 1.0), "kappa": 1.0, "model": "mlp"},
         {"data": "cifar10", "model": "lenet", "steps": 20_000, "batch": 32, "rates": (0.05, 0.1, 0.2)},
+        "Digits are easy: D-PSGD does not fail on them, and DeTAG, which moves the model once in three steps here, is still on its way. On "
+        "sorted CIFAR-10 (docs/gossip.md) D-PSGD stalls and DeTAG is the best of the four.",
     ),
     Claim(
         "gossip-slack",
@@ -152,8 +154,9 @@ CLAIMS = (
             Expect("accuracy lost to the small batch, norm test, points", high=1.0),
             Expect("accuracy won over the large batch, norm test, points", low=0.0),
         ),
-        {"epochs": 15, "small": 8, "large": 128, "lr": 0.05, "seeds": 5, "model": "mlp"},
+        {"epochs": 40, "small": 8, "large": 128, "lr": 0.05, "seeds": 3, "model": "mlp"},
         {"data": "cifar10", "model": "lenet", "epochs": 40, "small": 16, "large": 256, "seeds": 3},
+        "At eta = 0.8 sizes reach the cap within a few rounds on so few examples; the debiased test grows more slowly and loses less.",
     ),
     Claim(
         "batch-floor",
@@ -236,9 +239,10 @@ CLAIMS = (
         (
             Expect("runs that end in the flat valley, MGRAWA", low=0.9),
             Expect("runs that end in the flat valley, EASGD", high=0.5),
+            Expect("runs that end in the flat valley, equal weights, same pull", high=0.5),
         ),
-        {"workers": 6, "steps": 100, "seeds": 10},
-        {"steps": 1000, "seeds": 100},
+        {"workers": 6, "steps": 320, "seeds": 10},
+        {"steps": 3200, "seeds": 100},
         "A toy in one dimension, made to show the argument; pull-flatness looks at networks.",
     ),
     Claim(

@@ -125,6 +125,7 @@ def unshuffled(
         "QG-DSGDm (later work)": eq.sync.QGDSGDm(ring),
     }
     losses: dict[str, float] = {}
+    own: dict[str, float] = {}
     for name, sync in methods.items():
         tries = []
         for lr in rates:
@@ -133,11 +134,12 @@ def unshuffled(
                 run = data.train_with(sync=sync, partition=eq.partition.Sorted(), **how)
             except NonFinite:
                 continue
-            tries.append(run.result["models"]["mean"]["loss"])
-        losses[name] = min(tries, default=math.inf)
+            tries.append((run.result["models"]["mean"]["loss"], run.result["models"]["local"]["loss"]))
+        losses[name], own[name] = min(tries, default=(math.inf, math.inf))
     rivals = ("D-PSGD", "D2", "DSGT")
     lead = {
         "loss, DeTAG / D-PSGD": losses["DeTAG"] / losses["D-PSGD"],
         "loss, DeTAG / best of D-PSGD, D2, DSGT": losses["DeTAG"] / min(losses[name] for name in rivals),
     }
-    return lead | {f"loss, {name}": loss for name, loss in losses.items()}
+    beside = {f"loss, {name}": loss for name, loss in losses.items()}
+    return lead | beside | {"loss of the workers' own models, DeTAG / D-PSGD": own["DeTAG"] / own["D-PSGD"]}
