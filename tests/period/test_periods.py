@@ -75,8 +75,9 @@ def test_qsr() -> None:
 
 def test_qsr_holds_still_while_the_rate_rises_and_where_it_is_zero() -> None:
     rising = lambda step: min(0.1, 0.1 * (step + 1) / 6)  # noqa: E731
-    found, _ = rounds(eq.period.QSR(base=2, alpha=0.2, warmup=6), 14, lr=rising)
-    assert found == [2, 4, 6, 10, 14]
+    for warmup in (0, 6):  # told or seen
+        found, _ = rounds(eq.period.QSR(base=2, alpha=0.2, warmup=warmup), 14, lr=rising)
+        assert found == [2, 4, 6, 10, 14]
     assert rounds(eq.period.QSR(base=2, most=5), 11, lr=0.0)[0] == [5, 10]
     with pytest.raises(UserError, match="raise it"):
         eq.period.QSR(base=8, most=4)
