@@ -181,6 +181,8 @@ def main() -> None:
                 f"{points[epochs - 1][0] / epochs:.2f} processor seconds an epoch",
                 flush=True,
             )
+            if args.plot and seed == 0:
+                draw({name: curves[0] for name, curves in found.items() if curves}, args.plot)
 
     gaps = {name: statistics.mean(settled(points[:epochs]) for points in found[name]) for name in ORDERS}
     equal = {name: statistics.mean(settled(points) for points in found[name]) for name in FREE}
@@ -190,8 +192,6 @@ def main() -> None:
     ]
     rows += [(f"at equal seconds: CD-GraB gap / {name} gap", gaps["CD-GraB"] / equal[name], 1.0) for name in FREE]
     report(f"Convergence, {len(x)} examples, 4 workers, {epochs} epochs, optimum {best:.6f}", rows, args.json)
-    if args.plot:
-        draw({name: curves[0] for name, curves in found.items()}, args.plot)
 
 
 if __name__ == "__main__":
