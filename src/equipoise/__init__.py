@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import batch, features, order, partition, period, signal, sync, topology
     from .comm.network import Cluster as Cluster
+    from .comm.network import Link as Link
     from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
     from .loop.sampler import Sampler as Sampler
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Cluster",
+    "Link",
     "Recipe",
     "Run",
     "Sampler",
@@ -45,6 +47,7 @@ __all__ = [
 _AXES = ("batch", "features", "order", "partition", "period", "signal", "sync", "topology")
 _HOMES = {
     "Cluster": "comm.network",
+    "Link": "comm.network",
     "Recipe": "recipe",
     "Run": "loop.train",
     "spawn": "launch.start",

@@ -18,6 +18,7 @@ COMMANDS = {
     "resume": "go on with a run that was stopped, or longer than it was",
     "report": "write a page with the numbers and pictures of a run",
     "partition": "divide a data set by the workers' speeds, audit the division, compare several",
+    "cluster": "measure these machines and their links into a cluster file, or show one",
     "flatness": "measure how flat the loss is around the model of a run",
     "topology": "inspect and draw a topology: its edges, spectral gap, diameter",
     "list": "the methods on every axis, and the options of one",
