@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import batch, features, order, partition, period, signal, sync, topology
     from .citations import cite as cite
     from .comm.network import Cluster as Cluster
+    from .comm.network import Link as Link
     from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
     from .loop.sampler import Sampler as Sampler
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Cluster",
+    "Link",
     "Recipe",
     "Run",
     "Sampler",
@@ -48,6 +50,7 @@ _AXES = ("batch", "features", "order", "partition", "period", "signal", "sync", 
 _HOMES = {
     "cite": "citations",
     "Cluster": "comm.network",
+    "Link": "comm.network",
     "Recipe": "recipe",
     "Run": "loop.train",
     "spawn": "launch.start",

@@ -21,6 +21,7 @@ COMMANDS = {
     "reproduce": "check the papers' claims: what they say, what is measured, pass or fail",
     "cite": "BibTeX for what runs have used",
     "partition": "divide a data set by the workers' speeds, audit the division, compare several",
+    "cluster": "measure these machines and their links into a cluster file, or show one",
     "flatness": "measure how flat the loss is around the model of a run",
     "topology": "inspect and draw a topology: its edges, spectral gap, diameter",
     "list": "the methods on every axis, and the options of one",

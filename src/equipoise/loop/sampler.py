@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,14 @@ class Position:
         lockstep: bool = True,
     ):
         self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
-        self.counted = list(range(len(blocks))) if lockstep else [context.rank]  # whose steps are counted here
+        self.counted = (
+            slice(None) if lockstep else slice(context.rank, context.rank + 1)
+        )  # whose steps are counted here
+        self._sizes, self._listed = (
+            np.empty(0, dtype=np.int64),
+            [0],
+        )  # the batch sizes of those, and the list they are from
+        self._left: int | None = None  # steps to the end of this epoch, where they are known
         self.blocks = blocks
         self.block = blocks[context.rank]
         if drop_last and self._steps([len(b) for b in blocks]) == 0:
@@ -57,9 +64,14 @@ class Position:
         self.positions = self.order.epoch(epoch)
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
-        self.lengths = [len(b) for b in self.blocks]
-        self.taken = [0] * len(self.blocks)
+        self._lie([len(b) for b in self.blocks], [0] * len(self.blocks))
         self.before = 0
+
+    def _lie(self, lengths: list[int], taken: list[int]) -> None:
+        """Each worker's part of this epoch, and how much of it has been taken."""
+        # As arrays: every worker counts for all of them, and there may be a thousand.
+        self.lengths, self.taken = np.array(lengths, dtype=np.int64), np.array(taken, dtype=np.int64)
+        self._left = None
 
     @property
     def consumed(self) -> int:
@@ -72,34 +84,42 @@ class Position:
     @property
     def part_done(self) -> float:
         """The part of this epoch's examples that has been taken."""
-        return (self.before + sum(self.taken)) / (self.before + sum(self.lengths))
+        return (self.before + int(self.taken.sum())) / (self.before + int(self.lengths.sum()))
 
-    def _steps(self, left: list[int]) -> int:
+    def sizes(self) -> np.ndarray:
+        """The batch sizes of those who are counted."""
         sizes = self.batch.sizes()
-        if self.drop_last:
-            return min(left[rank] // sizes[rank] for rank in self.counted)
-        return max(-(-left[rank] // sizes[rank]) for rank in self.counted)
+        if sizes != self._listed:
+            self._sizes, self._listed, self._left = np.array(sizes, dtype=np.int64)[self.counted], list(sizes), None
+        return self._sizes
+
+    def _steps(self, left: Sequence[int] | np.ndarray) -> int:
+        sizes, left = self.sizes(), np.asarray(left)[self.counted]
+        return int((left // sizes).min() if self.drop_last else (-(-left // sizes)).max())
 
     @property
     def steps_left(self) -> int:
         """Steps to the end of this epoch, at the present batch sizes."""
-        return self._steps([n - t for n, t in zip(self.lengths, self.taken, strict=True)])
+        self.sizes()
+        if self._left is None:
+            self._left = self._steps(self.lengths - self.taken)
+        return self._left
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Indices of the next batch, and their places in this worker's block. Empty for a worker that ran dry."""
         steps = self.steps_left
         assert steps > 0, "the epoch is over"
-        start = self.taken[self.context.rank]
-        sizes = self.batch.sizes()
-        before = sum(self.taken)
-        for rank in self.counted:
-            left = self.lengths[rank] - self.taken[rank]
-            count = min(sizes[rank], left if self.drop_last else max(left - (steps - 1), min(left, 1)))
-            self.taken[rank] += count
-            # Whoever is not counted is taken to go on alike, until a round tells.
-            self.consumed += count * len(self.blocks) // len(self.counted)
-        self.drawn = sum(self.taken) - before
-        stop = self.taken[self.context.rank]
+        start = int(self.taken[self.context.rank])
+        sizes, left = self.sizes(), (self.lengths - self.taken)[self.counted]
+        kept = left if self.drop_last else np.maximum(left - (steps - 1), np.minimum(left, 1))
+        count = np.minimum(sizes, kept)
+        self.taken[self.counted] += count
+        # Whoever has the most steps to take takes a full batch, so that one step less is left.
+        self._left = steps - 1
+        # Whoever is not counted is taken to go on alike, until a round tells.
+        self.drawn = int(count.sum())
+        self.consumed += self.drawn * len(self.blocks) // len(count)
+        stop = int(self.taken[self.context.rank])
         places = self.positions[start:stop] if self.positions is not None else None
         return self.sequence[start:stop], places
 
@@ -108,8 +128,8 @@ class Position:
             "sequence": self.sequence.tolist(),
             "learned": self.positions is not None,
             "block": self.block.tolist(),
-            "lengths": list(self.lengths),
-            "taken": list(self.taken),
+            "lengths": self.lengths.tolist(),
+            "taken": self.taken.tolist(),
             "consumed": self.consumed,
             "before": self.before,
         }
@@ -118,7 +138,7 @@ class Position:
         if state["block"] != self.block.tolist():
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
-        self.lengths, self.taken = list(state["lengths"]), list(state["taken"])
+        self._lie(state["lengths"], state["taken"])
         self.consumed, self.before = state["consumed"], state["before"]
         self.positions = None
         if state["learned"]:
@@ -132,8 +152,7 @@ class Position:
         deck = [part[i] for i in range(longest) for part in left if i < len(part)]
         size = len(self.blocks)
         self.sequence = np.asarray(deck[self.context.rank :: size], dtype=np.int64)
-        self.lengths = [len(deck[rank::size]) for rank in range(size)]
-        self.taken = [0] * size
+        self._lie([len(deck[rank::size]) for rank in range(size)], [0] * size)
         self.consumed = states[0]["consumed"]
         self.before = states[0]["before"] + sum(states[0]["taken"])
         self.positions = None
@@ -228,12 +247,12 @@ class Sampler:
         if self.position.steps_left == 0:
             self.epoch += 1
             self.position.begin(self.epoch)
-        self._starts = [list(self.position.taken)]
+        self._starts = [self.position.taken.tolist()]
         self._unseen.clear()
         self._drawn.clear()
         while self.position.steps_left:
             indices, places = self.position.take()
-            self._starts.append(list(self.position.taken))
+            self._starts.append(self.position.taken.tolist())
             self._unseen.append(places)
             self._drawn.append(len(indices))
             yield indices.tolist() or self.position.block[:1].tolist()
@@ -242,7 +261,7 @@ class Sampler:
         """Everything needed to go on. `finished`: batches of this iteration that the loop has completed."""
         position = self.position.state_dict()
         if finished is not None:
-            starts = self._starts or [list(self.position.taken)]
+            starts = self._starts or [self.position.taken.tolist()]
             if not 0 <= finished < len(starts):
                 raise UserError(f"finished={finished} but only {len(starts) - 1} batches were drawn in this iteration")
             position["taken"] = list(starts[finished])
