@@ -47,7 +47,7 @@ speed = 8
 bandwidth = "20 Mbit"
 latency = "10 ms"
 """
-RATES = (0.1, 0.2, 0.4)
+RATES = (0.2, 0.4, 0.8)
 PERIODS = (4, 16)
 BLOCKS = {"partition": {"name": "submodular", "speeds": SPEEDS}}
 EVEN = BLOCKS | {"batch": {"name": "proportional", "mean": 16}}
