@@ -79,6 +79,7 @@ CHOICES = [
     Choice("Local SGD", AVERAGE, local=True),
     Choice("Local SGD with norm test", AVERAGE | GROWING, local=True),
     Choice("LGRAWA", LGRAWA, local=True),
+    Choice("blocks, ID-GraB, averaged (no norm test)", EVEN | AVERAGE | {"order": OWN}, local=True, combined=True),
     Choice("all, CD-GraB, averaged", BOTH | AVERAGE | {"order": SKETCHED}, local=True, combined=True),
     Choice("all, ID-GraB, averaged", BOTH | AVERAGE | {"order": OWN}, local=True, combined=True),
     Choice("all, ID-GraB, LGRAWA", BOTH | LGRAWA | {"order": OWN}, local=True, combined=True),
