@@ -47,7 +47,7 @@ speed = 8
 bandwidth = "20 Mbit"
 latency = "10 ms"
 """
-RATES = (0.1, 0.2, 0.4)
+RATES = (0.2, 0.4, 0.8)
 PERIODS = (4, 16)
 BLOCKS = {"partition": {"name": "submodular", "speeds": SPEEDS}}
 EVEN = BLOCKS | {"batch": {"name": "proportional", "mean": 16}}
@@ -79,6 +79,7 @@ CHOICES = [
     Choice("Local SGD", AVERAGE, local=True),
     Choice("Local SGD with norm test", AVERAGE | GROWING, local=True),
     Choice("LGRAWA", LGRAWA, local=True),
+    Choice("blocks, ID-GraB, averaged (no norm test)", EVEN | AVERAGE | {"order": OWN}, local=True, combined=True),
     Choice("all, CD-GraB, averaged", BOTH | AVERAGE | {"order": SKETCHED}, local=True, combined=True),
     Choice("all, ID-GraB, averaged", BOTH | AVERAGE | {"order": OWN}, local=True, combined=True),
     Choice("all, ID-GraB, LGRAWA", BOTH | LGRAWA | {"order": OWN}, local=True, combined=True),

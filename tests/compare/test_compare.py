@@ -89,7 +89,7 @@ def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[
     assert "period of 3 means nothing" in rows["detag, period 3"]["failure"]
     assert "failed: " in said
     # Nothing but failures is an error.
-    assert compare("--vary", "lr=1e38", "--seeds", 1, "--out", "d") == 3
+    assert compare("--vary", "lr=1e38", "--weight-decay", 1, "--seeds", 1, "--out", "d") == 3
     assert "not finite" in capsys.readouterr().out
 
 
