@@ -5,7 +5,7 @@ import pytest
 
 from equipoise.cli import demo
 
-from .conftest import SMALL, Command
+from .conftest import Command
 
 
 def test_demo_needs_no_arguments(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,13 +23,3 @@ def test_demo_needs_no_arguments(command: Command, tmp_path: Path, monkeypatch: 
     result = json.loads((folder / "result.json").read_text())
     assert len(result["workers"]) == 4
     assert result["models"]["mean"]["accuracy"] > 0.8
-
-
-def test_the_page_of_a_run(command: Command, tmp_path: Path) -> None:
-    assert command("train", "--steps", 12, "--out", "run", *SMALL).code == 0
-    said = command("report", "run")
-    assert (said.code, said.out, said.err) == (0, "written: run/report.html\n", "")
-    text = (tmp_path / "run" / "report.html").read_text()
-    assert "Training loss" in text
-    assert "Which classes the workers own" in text
-    assert command("report").code == 2
