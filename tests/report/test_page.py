@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
-from equipoise.report import page
+from equipoise.report import page, payload
 from equipoise.report.page import write_page
 
 from .runs import events, write
@@ -126,3 +126,24 @@ def test_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "| a | 0.025 |" in capsys.readouterr().out
     assert main(["report", *runs, "--format", "json", "--out", str(tmp_path / "all.json")]) == 0
     assert [run["name"] for run in json.loads((tmp_path / "all.json").read_text())["runs"]] == ["a", "b"]
+
+
+def test_the_page_of_a_real_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model logistic --virtual --workers 2 --quiet --steps 12 --out run"
+    assert main(["train", *small.split()]) == 0
+    capsys.readouterr()
+    assert main(["report", "run"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("written: run/report.html\n", "")
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "Training loss" in text
+    assert "Which classes the workers own" in text
+
+
+def test_every_run_has_a_colour_of_its_own() -> None:
+    found = payload.colours(40)
+    assert len(set(found)) == 40
+    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in found)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import UserError
 from .html import asset, document, folded, table
-from .payload import COLOURS, WORDS, payload
+from .payload import WORDS, payload
 from .runs import Loaded, load_runs, say
 from .sections import citations, topologies
 from .tables import ends, recipes, worker_rows
@@ -84,9 +84,9 @@ def _figures(data: dict[str, Any]) -> list[str]:
         f'<button aria-pressed="{str(i == 0).lower()}">{a["label"]}</button>' for i, a in enumerate(data["axes"])
     )
     names = "".join(
-        f'<button aria-pressed="true"><span class="dot" style="background:{COLOURS[i % len(COLOURS)]}"></span>'
+        f'<button aria-pressed="true"><span class="dot" style="background:{colour}"></span>'
         f"{html.escape(run['name'])}</button>"
-        for i, run in enumerate(data["runs"])
+        for run, colour in zip(data["runs"], data["colours"], strict=True)
     )
     hidden = " hidden" if len(data["runs"]) == 1 else ""
     parts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import json
 from typing import Any
 
@@ -22,6 +23,7 @@ COLOURS = [
     "#8d6e53",
     "#7a8794",
 ]
+_TURN = 0.381966  # of the circle of colours: the golden angle, so that neighbours differ
 _KIND_COLOURS = ["#3b82c4", "#d9a441", "#b5559c"]
 _CLASSES = 20  # more colours than these nobody can tell apart
 _DETAILED = 6  # runs of which every worker's time is drawn
@@ -56,10 +58,16 @@ def payload(runs: list[Loaded]) -> dict[str, Any]:
         "accounts": _accounts(runs),
         "classes": _classes(runs),
         "kinds": list(KINDS),
-        "colours": COLOURS,
+        "colours": colours(len(runs)),
         "kindColours": _KIND_COLOURS,
         "classColours": [c + shade for shade in ("", "80") for c in COLOURS],
     }
+
+
+def colours(count: int) -> list[str]:
+    """One colour for each run: the chosen ones, then others around the circle."""
+    more = [colorsys.hls_to_rgb(k * _TURN % 1.0, 0.5, 0.5) for k in range(count - len(COLOURS))]
+    return COLOURS[:count] + ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in more]
 
 
 def _plot(k: int, name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
