@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -117,13 +115,10 @@ def test_what_it_cannot_see_is_refused() -> None:
 
 
 @pytest.mark.parametrize("order", [eq.order.PairBalance, eq.order.GraB])
-def test_training_is_not_disturbed(order: type[eq.order.Order]) -> None:
-    """Dropout, an odd batch and a recurrent model: the run with the order of a balanced epoch is repeated by hand."""
+def test_training_a_recurrent_model_with_dropout_in_odd_batches(order: type[eq.order.Order]) -> None:
     torch.manual_seed(1)
     x, y = torch.randint(11, (31, 5)), torch.randint(3, (31,))
     model = models.Recurrent(nn.LSTM(6, 6, batch_first=True), 0.2)
-    twin = copy.deepcopy(model)
     run = eq.train(model, nn.CrossEntropyLoss(), (x, y), order=order(signal="forward"), batch=7, epochs=3)
+    assert run.result["samples"] == 3 * 31
     assert 0 < run.result["health"]["herding"] < 3
-    plain = eq.train(twin, nn.CrossEntropyLoss(), (x, y), order=eq.order.Sequential(), batch=7, epochs=1)
-    assert np.isfinite(plain.result["models"]["mean"]["loss"])
