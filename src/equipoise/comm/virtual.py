@@ -114,9 +114,7 @@ class World:
         self.traffic = Traffic(self.cluster)
         self.counters: dict[str, int] = {}
         self.failure: tuple[int, BaseException] | None = None
-        self.turns = [
-            (0.0, rank) for rank in range(size)
-        ]  # a heap: whoever is ready and not running, by simulated time
+        self.turns: list[tuple[float, int]] = []  # a heap: whoever is ready and not running, by simulated time
         self.alive = size
         self.over = threading.Event()
 
@@ -133,6 +131,7 @@ class World:
         try:
             for thread in pool:
                 thread.start()
+            self.turns = [(0.0, rank) for rank in range(self.size)]
             self._pass_on()
             while not self.over.wait(0.5):  # wakes so that signals reach Python
                 pass
