@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 
 from .base import Outcome
-from .claims import PAPERS
+from .claims import CLAIMS, PAPERS
 
 _HEAD = """# Do the papers' claims hold?
 `equipoise reproduce` checks the main claims of the five papers that this library carries. Each is a small experiment
@@ -30,12 +30,16 @@ experiments ran, not that the claims hold.
 def document(outcomes: Sequence[Outcome], command: str) -> str:
     passed = sum(outcome.passed for outcome in outcomes)
     failed = [f"`{outcome.claim.name}`" for outcome in outcomes if not outcome.passed]
+    run = {outcome.claim.name for outcome in outcomes}
+    missing = [f"`{claim.name}`" for claim in CLAIMS if claim.name not in run]
     spent = sum(outcome.seconds for outcome in outcomes)
     parts = [
         _HEAD,
         "## The last run",
         f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes. "
-        f"**{passed} of {len(outcomes)} hold**" + (f"; not: {', '.join(failed)}." if failed else "."),
+        f"**{passed} of {len(outcomes)} hold**"
+        + (f"; not: {', '.join(failed)}." if failed else ".")
+        + (f" Not in this run: {', '.join(missing)}." if missing else ""),
         "",
         "| claim | paper | verdict | seconds |",
         "|---|---|---|---|",
