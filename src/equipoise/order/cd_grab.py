@@ -110,6 +110,8 @@ class CDGraB(Balanced):
         """By the numbers that a worker sends to another in a step; no `room`: factors cannot go round."""
         if self.coordinate in ("stale", "shards"):
             return self.coordinate
+        if self.signal == "forward" and self.coordinate == "auto":
+            return "stale"  # a difference would take a backward pass of its own
         ways = {"shards": terms * dimension / self.context.size}
         if room is not None:
             ways["factors"] = room.items * room.width
