@@ -75,11 +75,11 @@ def chosen(names: list[str], everything: bool) -> list[Claim]:
 
 
 def listing() -> str:
-    lines = []
+    lines: list[str] = []
     for paper, citation in PAPERS.items():
-        lines += ["" if lines else None, f"{paper}: {citation}"]
+        lines += [*([""] if lines else []), f"{paper}: {citation}"]
         lines += [f"  {claim.name:<20}{claim.says}" for claim in CLAIMS if claim.paper == paper]
-    return "\n".join(line for line in lines if line is not None)
+    return "\n".join(lines)
 
 
 def introduction(claim: Claim) -> str:

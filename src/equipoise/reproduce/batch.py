@@ -49,7 +49,7 @@ def _growth(eta: float, dimension: int, examples: int, tests: int) -> float:
 def quality(epochs: int, small: int, large: int, lr: float, seeds: int, model: str, **of: Any) -> dict[str, float]:
     """The same samples with a small, an adaptive and a large batch; a round every four steps."""
     data = images(**of)
-    steady = {"debias": True, "smoothing": 0.9, "growth": 1.15}
+    steady: dict[str, Any] = {"debias": True, "smoothing": 0.9, "growth": 1.15}
     rules = {
         "small": eq.batch.Fixed(small),
         "norm test": eq.batch.NormTest(start=small, most=large),

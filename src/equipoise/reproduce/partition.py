@@ -35,7 +35,7 @@ def epoch_time(epochs: int, batch: int, **of: Any) -> dict[str, float]:
 def likeness(workers: int, splits: int, **of: Any) -> dict[str, float]:
     """Equal speeds: squared MMD of the blocks from their classes, relative to stratified-random blocks."""
     view = Source(images(**of).data.train).view()
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "facility location": {},
         "graph cut": {"objective": "graph-cut", "lam": 1.0},
         "herding (ours)": {"objective": "herding"},
@@ -56,7 +56,7 @@ def unequal(examples: int, splits: int) -> dict[str, float]:
     centres = 4.0 * rng.standard_normal((4, 3, 8))
     x = (centres[y, part] + rng.standard_normal((len(y), 8))).astype(np.float32)
     view = View(len(y), y, (torch.from_numpy(x), torch.from_numpy(y)))
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         "facility location, the paper's rule": {"rule": "paper"},
         "graph cut, the paper's rule": {"rule": "paper", "objective": "graph-cut", "lam": 1.0},
         "facility location, fill rule (ours)": {"rule": "fill"},

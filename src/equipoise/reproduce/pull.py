@@ -31,9 +31,10 @@ def weights(workers: int, steps: int) -> dict[str, float]:
             for _ in range(steps):
                 optimizer.zero_grad()
                 LOSS(model(x[mine] * (1 + comm.rank)), y[mine]).backward()
-                norms = torch.stack([p.grad.norm() for p in model.parameters()]).double()
+                norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).double()
                 optimizer.step()
-            return together.sync.own * norms
+            sync: Any = together.sync
+            return sync.own * norms
 
     products = torch.stack(eq.spawn(loop, workers, virtual=True))  # worker by layer
     spread = (products.amax(0) - products.amin(0)) / products.mean(0)
