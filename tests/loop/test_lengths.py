@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import equipoise as eq
-from equipoise.comm.network import Cluster, Link
+from equipoise.comm.network import PAYLOAD, Cluster, Link
 from equipoise.errors import UserError
 from equipoise.launch.start import spawn
 from equipoise.loop.job import Job, Length
@@ -65,10 +65,10 @@ def test_drop_last_shortens_the_epoch() -> None:
 
 
 def test_a_budget_of_simulated_seconds_ends_the_run() -> None:
-    """By hand: the slow worker's 4 / 10 s, then a ring of two messages of half the vector and its weight."""
+    """By hand: the slow worker's 4 / 10 s, then a ring of two messages of half the vector and its weight, 93 % of the line."""
     cluster = Cluster([10.0, 40.0], Link(bandwidth=8e3, latency=0.01))
     elements = sum(p.numel() for p in plain().parameters()) + 1
-    step = 0.4 + 2 * (0.01 + 4 * elements / 2 / 1e3)
+    step = 0.4 + 2 * (0.01 + 4 * elements / 2 / (PAYLOAD * 1e3))
     for budget, steps in ((2.5 * step, 3), (0.01, 1), (f"{4 * step - 1e-6} s", 4)):
         result = train(workers=2, batch=4, epochs=100, budget=budget, cluster=cluster).result
         assert result["steps"] == steps

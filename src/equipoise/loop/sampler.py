@@ -111,9 +111,8 @@ class Position:
         assert steps > 0, "the epoch is over"
         start = int(self.taken[self.context.rank])
         sizes, left = self.sizes(), (self.lengths - self.taken)[self.counted]
-        # Full batches, and a short last one; a worker with fewer of them than others have steps spreads its examples over all.
-        spread = (-(-left // sizes) < steps) & (not self.drop_last)
-        count = np.where(spread, -(-left // steps), np.minimum(sizes, left))
+        kept = left if self.drop_last else np.maximum(left - (steps - 1), np.minimum(left, 1))
+        count = np.minimum(sizes, kept)
         self.taken[self.counted] += count
         # Whoever has the most steps to take takes a full batch, so that one step less is left.
         self._left = steps - 1
