@@ -391,14 +391,13 @@ class _Point(nn.Module):
 
 
 def test_decisions_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from equipoise.report.batch_figures import batches
+    from equipoise.report.curves import streams
+    from equipoise.report.runs import load
 
-    run = train(eq.batch.NormTest(start=4, eta=0.6), out=tmp_path / "run", steps=12)
-    picture = batches(run.events)
-    assert picture is not None
-    assert picture.startswith(b"\x89PNG")
-    assert batches([]) is None
+    train(eq.batch.NormTest(start=4, eta=0.6), out=tmp_path / "run", steps=12)
+    drawn = [line for stream in streams(load(tmp_path / "run")) for line in stream.lines if line.plot == "Batch size"]
+    assert any(line.name == "noise scale" for line in drawn)
+    assert any(line.name != "noise scale" and len(line.values) > 0 for line in drawn)
 
 
 # -- the learning rate ------------------------------------------------------------------------------------------------

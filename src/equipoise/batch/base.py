@@ -19,7 +19,7 @@ class Batch(Method):
 
     @abstractmethod
     def sizes(self) -> list[int]:
-        """The size of each worker's next batch, by rank."""
+        """The size of each worker's next batch, by rank: another list when sizes change, never one that is changed."""
 
     @abstractmethod
     def observe(self, due: bool) -> None:

@@ -18,9 +18,10 @@ class Fixed(Batch):
             raise UserError(
                 f"batch.size lists {len(self.size)} sizes for {self.context.size} workers: give one number, or one per worker"
             )
+        self._sizes = self.size if isinstance(self.size, list) else [self.size] * self.context.size
 
     def sizes(self) -> list[int]:
-        return self.size if isinstance(self.size, list) else [self.size] * self.context.size
+        return self._sizes
 
     def observe(self, due: bool) -> None: ...
 

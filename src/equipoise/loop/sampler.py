@@ -41,13 +41,11 @@ class Position:
         lockstep: bool = True,
     ):
         self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
-        self.counted = (
-            slice(None) if lockstep else slice(context.rank, context.rank + 1)
-        )  # whose steps are counted here
-        self._sizes, self._listed = (
-            np.empty(0, dtype=np.int64),
-            [0],
-        )  # the batch sizes of those, and the list they are from
+        # Whose steps are counted here.
+        self.counted = slice(None) if lockstep else slice(context.rank, context.rank + 1)
+        self._sizes = np.empty(0, dtype=np.int64)  # the batch sizes of those,
+        self._listed: list[int] = []  # and the list they are from
+        self.largest = 0  # of all batch sizes
         self._left: int | None = None  # steps to the end of this epoch, where they are known
         self.blocks = blocks
         self.block = blocks[context.rank]
@@ -89,8 +87,11 @@ class Position:
     def sizes(self) -> np.ndarray:
         """The batch sizes of those who are counted."""
         sizes = self.batch.sizes()
-        if sizes != self._listed:
-            self._sizes, self._listed, self._left = np.array(sizes, dtype=np.int64)[self.counted], list(sizes), None
+        if sizes is not self._listed:
+            if sizes != self._listed:
+                self._sizes, self._left = np.array(sizes, dtype=np.int64)[self.counted], None
+                self.largest = max(sizes)
+            self._listed = sizes
         return self._sizes
 
     def _steps(self, left: Sequence[int] | np.ndarray) -> int:

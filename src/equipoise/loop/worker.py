@@ -104,7 +104,7 @@ class Worker:
         self.indices, places = self.position.take()
         indices = self.indices
         clock.batch = len(indices)
-        self.context.reference = max(self.batch.sizes())
+        self.context.reference = self.position.largest
         clock.lr = self.optimizer.param_groups[0]["lr"]
         due = self.pace.lockstep and (self.talks or self.batch.watches) and self.period.due(clock)
         clock.due = self.talks and due
