@@ -5,7 +5,7 @@ function draw() {
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (run) => data.colours[run % data.colours.length];
   const shown = data.runs.map(() => true);
-  let axis = data.axes[0].key;
+  let axis = data.first;
   let logarithmic = false;
   const narrow = () => window.innerWidth < 640;
   const settings = { responsive: true, displayModeBar: false };

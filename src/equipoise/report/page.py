@@ -81,7 +81,7 @@ def page(runs: list[Loaded], *, title: str = "", sentence: str = "", front: Tabl
 
 def _figures(data: dict[str, Any]) -> list[str]:
     axes = "".join(
-        f'<button aria-pressed="{str(i == 0).lower()}">{a["label"]}</button>' for i, a in enumerate(data["axes"])
+        f'<button aria-pressed="{str(a["key"] == data["first"]).lower()}">{a["label"]}</button>' for a in data["axes"]
     )
     names = "".join(
         f'<button aria-pressed="true"><span class="dot" style="background:{colour}"></span>'

@@ -54,6 +54,8 @@ def payload(runs: list[Loaded]) -> dict[str, Any]:
     return {
         "runs": places,
         "axes": [{"key": key, "label": label} for key, label in AXES.items() if key in used],
+        # Runs are compared by the time of their cluster; one run is read step by step.
+        "first": "simulated_seconds" if len(runs) > 1 and "simulated_seconds" in used else "step",
         "plots": [_plot(k, name, lines) for k, (name, lines) in enumerate(plots.items()) if lines],
         "accounts": _accounts(runs),
         "classes": _classes(runs),
