@@ -395,7 +395,9 @@ def test_decisions_are_drawn(tmp_path: Path) -> None:
     from equipoise.report.runs import load_run
 
     train(eq.batch.NormTest(start=4, eta=0.6), out=tmp_path / "run", steps=12)
-    drawn = [line for stream in streams(load_run(tmp_path / "run")) for line in stream.lines if line.plot == "Batch size"]
+    drawn = [
+        line for stream in streams(load_run(tmp_path / "run")) for line in stream.lines if line.plot == "Batch size"
+    ]
     assert any(line.name == "noise scale" for line in drawn)
     assert any(line.name != "noise scale" and len(line.values) > 0 for line in drawn)
 
