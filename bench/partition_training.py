@@ -83,8 +83,6 @@ def one(case: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     args, speeds = case["args"], case["speeds"]
     data, workers = load(args), len(case["speeds"])
-    even = case["partition"] == "even"
-    sizes = [args.batch] * workers if even else eq.batch_sizes(speeds, args.batch)
     options: dict[str, Any] = {"virtual": False, "slow": [max(speeds) / speed for speed in speeds]}
     if not case["real"]:
         link = Link(args.bandwidth * 1e6, args.latency / 1e3)
@@ -99,7 +97,7 @@ def one(case: dict[str, Any]) -> dict[str, Any]:
             optimizer=lambda p: torch.optim.SGD(p, lr=args.lr),
             workers=workers,
             epochs=args.epochs,
-            batch=eq.batch.Fixed(sizes),
+            batch=eq.batch.Proportional(args.batch),
             partition=eq.partition.FromFile(case["file"]),
             sync=sync_of(case["sync"]),
             period=case["period"],

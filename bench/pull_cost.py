@@ -1,6 +1,7 @@
 """What a pull costs beyond the all-reduce in it: 4 processes on this machine, 1M-parameter MLP, batch 32.
 
     python pull_cost.py [--period 32]
+    sudo python namespaces.py pull_cost.py --rates 1gbit,100mbit -- --repetitions 5 --period 4    # on a limited network
 
 The round alone, with the gradient norms that it needs and without them, against the bare collective (a sum of as many bytes) and
 against the round of Local SGD, which writes a mean into the parameters; then whole training, a period of local steps and a
@@ -120,10 +121,14 @@ def main() -> None:
     args = arguments(__doc__, workers=4, period=32, repetitions=15)
     torch.set_num_threads(1)
     rows: list[tuple[str, float, float | None]] = []
-    for where, shared in (("shared memory", "1"), ("sockets", "0")):
+    ways = (("network", "0"),) if "RANK" in os.environ else (("shared memory", "1"), ("sockets", "0"))
+    for where, shared in ways:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = shared
         seconds = eq.spawn(lambda comm: compare(comm, args.period, args.repetitions), args.workers)[0]
-        rows += rows_of(seconds, args.period, where)
+        if os.environ.get("RANK", "0") == "0":
+            rows += rows_of(seconds, args.period, where)
+    if not rows:
+        return
     report(f"Cost of a pull, {args.workers} processes", rows, args.json)
 
 

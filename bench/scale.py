@@ -61,6 +61,7 @@ def measure(workers: int, sync: eq.sync.Sync, period: int, block: int, repetitio
         period=eq.period.Every(period),
         described=True,
     )
+    job.blocks = job.partition.blocks(job.train.view(), workers, 0)  # once for all, as `eq.train` does
     gc.collect()
     before, seconds, memory = resident(), [], []
 

@@ -49,9 +49,9 @@ def cluster_of(workers: int) -> eq.Cluster:
 
 
 def data(examples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(examples, 16, generator=generator)
-    teacher = torch.randn(16, 20, generator=generator)
+    """Labels of one teacher for all; another number of examples gives other ones."""
+    teacher = torch.randn(16, 20, generator=torch.Generator().manual_seed(1))
+    inputs = torch.randn(examples, 16, generator=torch.Generator().manual_seed(examples))
     return inputs, (inputs @ teacher).argmax(1)
 
 

@@ -19,6 +19,7 @@ from equipoise.context import Context
 from equipoise.errors import CheckpointError, UserError
 from equipoise.launch.start import spawn
 from equipoise.loop.sampler import Position, Sampler
+from equipoise.loop.stretch import Stretch
 from equipoise.order import FlipFlop, Reshuffle, Sequential, ShuffleOnce
 from equipoise.partition import Contiguous
 
@@ -108,6 +109,46 @@ def test_unequal_blocks_by_hand() -> None:
     taken = epoch(positions([4, 9], 3, order=Sequential()))
     assert [p.tolist() for p in taken[0]] == [[0, 1], [2], [3]]
     assert [p.tolist() for p in taken[1]] == [[1000, 1001, 1002], [1003, 1004, 1005], [1006, 1007, 1008]]
+
+
+@given(blocks=sizes, data=st.data())
+def test_spread_batches_differ_by_one_and_end_together(blocks: list[int], data: st.DataObject) -> None:
+    batch = data.draw(st.lists(st.integers(1, 12), min_size=len(blocks), max_size=len(blocks)))
+    workers = positions(blocks, batch)
+    for worker in workers:
+        worker.batch.spreads = True
+    taken = epoch(workers)
+    assert seen(taken) == [1000 * w + i for w, n in enumerate(blocks) for i in range(n)]
+    for mine, b in zip(taken, batch, strict=True):
+        counts = [len(part) for part in mine]
+        assert max(counts) <= b
+        assert max(counts) - min(counts) <= 1
+        assert counts == sorted(counts, reverse=True)
+
+
+@given(
+    left=st.lists(st.integers(0, 60), min_size=1, max_size=5),
+    data=st.data(),
+    done=st.integers(0, 40),
+    spread=st.booleans(),
+    drop_last=st.booleans(),
+)
+def test_a_stretch_begun_anew_goes_on_alike(
+    left: list[int], data: st.DataObject, done: int, spread: bool, drop_last: bool
+) -> None:
+    """A checkpoint keeps what was taken, not the stretch: s steps and then t are s + t of them."""
+    batch = np.array(data.draw(st.lists(st.integers(1, 12), min_size=len(left), max_size=len(left))))
+    whole = Stretch(np.array(left), batch, 0, drop_last, spread)
+    whole.done = min(done, whole.steps)
+    first = whole.taken()
+    rest = Stretch(np.array(left) - first, batch, 0, drop_last, spread)
+    assert rest.steps == whole.steps - whole.done
+    for _ in range(rest.steps):
+        whole.done += 1
+        rest.done += 1
+        assert np.array_equal(whole.taken(), first + rest.taken())
+        assert whole.total(whole.done) == whole.taken().sum()
+        assert whole.mine(whole.done) == whole.taken()[0]
 
 
 # -- saved and loaded ---------------------------------------------------------------------------------------------

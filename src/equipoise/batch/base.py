@@ -15,6 +15,7 @@ class Batch(Method):
     """Batch sizes of all workers. They are the same list on every worker, so that all agree where an epoch ends."""
 
     watches: ClassVar[bool] = False  # does it want to see gradients?
+    spreads: ClassVar[bool] = False  # are batches that do not divide a block made even, or the last ones short?
     evidence: ClassVar[Evidence | None] = None  # what a rule that watches has seen of late
 
     @abstractmethod

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..method import option
 from .base import Batch
@@ -13,8 +14,11 @@ class Proportional(Batch):
         b_j = mean N n_j / n   (rounded, at least 1)
 
     so all workers take the same number of steps per epoch, and, where blocks are in proportion to speeds, all steps
-    take the same time. Follows blocks that are dealt out anew. With equal blocks it is `fixed`.
+    take the same time. Where a size does not divide its block the batches are one smaller, as many as it takes, instead of
+    the last ones short. Follows blocks that are dealt out anew.
     """
+
+    spreads: ClassVar[bool] = True
 
     mean: int = option(32, help="examples per step and worker, on average", least=1)
 

@@ -350,7 +350,8 @@ class VirtualComm(Comm):
     def gather_objects(self, value: Any) -> list[Any]:
         def combine(parts: list[bytes]) -> list[list[Any]]:
             # Copies, as between processes; what many say alike is read once for each who hears it.
-            return [list(map({part: pickle.loads(part) for part in set(parts)}.__getitem__, parts)) for _ in parts]
+            said = set(parts)
+            return [list(map({part: pickle.loads(part) for part in said}.__getitem__, parts)) for _ in parts]
 
         with self.uncounted():
             return self._meet("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,18 @@ from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
 from ..partition.iid import IID
 from ..partition.share import shared_blocks
+from .stretch import Stretch, steps_of
 
 
 class Position:
     """Where all workers are in this epoch. Every worker computes the same one, so all agree where the epoch ends.
 
     A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: blocks
-    of unequal size end together, every example is visited once, and nobody runs dry before the end.
+    of unequal size end together, every example is visited once, and nobody runs dry before the end. Of a rule that
+    `spreads`, it takes as many as will do to end with the others.
 
-    Without `lockstep` every worker counts its own block and its own epochs, whatever the others do.
+    What was taken is a function of the steps since sizes last changed, so that a step costs the same for two workers and for a
+    thousand. Without `lockstep` every worker counts its own block and its own epochs, whatever the others do.
     """
 
     def __init__(
@@ -43,13 +46,12 @@ class Position:
         self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
         # Whose steps are counted here.
         self.counted = slice(None) if lockstep else slice(context.rank, context.rank + 1)
-        self._sizes = np.empty(0, dtype=np.int64)  # the batch sizes of those,
-        self._listed: list[int] = []  # and the list they are from
-        self.largest = 0  # of all batch sizes
-        self._left: int | None = None  # steps to the end of this epoch, where they are known
+        self._listed: list[int] = []  # the batch sizes of all workers
+        self.largest = 0  # of them
+        self._stretch: Stretch | None = None  # of steps at the present sizes, once one is begun
         self.blocks = blocks
         self.block = blocks[context.rank]
-        if drop_last and self._steps([len(b) for b in blocks]) == 0:
+        if drop_last and self.steps_of_epoch() == 0:
             raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
         self.consumed = 0  # by all workers since the run began
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
@@ -67,9 +69,13 @@ class Position:
 
     def _lie(self, lengths: list[int], taken: list[int]) -> None:
         """Each worker's part of this epoch, and how much of it has been taken."""
-        # As arrays: every worker counts for all of them, and there may be a thousand.
-        self.lengths, self.taken = np.array(lengths, dtype=np.int64), np.array(taken, dtype=np.int64)
-        self._left = None
+        self.lengths, self._taken = np.array(lengths, dtype=np.int64), np.array(taken, dtype=np.int64)
+        self.total = int(self.lengths.sum())
+        self._end_stretch()
+
+    def _end_stretch(self) -> None:
+        self._stretch = None
+        self._total_left = self.total - int(self._taken.sum())
 
     @property
     def consumed(self) -> int:
@@ -80,47 +86,60 @@ class Position:
         self.context.consumed = value
 
     @property
+    def taken(self) -> np.ndarray:
+        """By each worker of its part of this epoch."""
+        taken = self._taken.copy()
+        if self._stretch is not None:
+            taken[self.counted] += self._stretch.taken()
+        return taken
+
+    @property
+    def left(self) -> int:
+        """Of this epoch's examples, by all workers."""
+        return self._total_left - (self._stretch.total(self._stretch.done) if self._stretch is not None else 0)
+
+    @property
     def part_done(self) -> float:
         """The part of this epoch's examples that has been taken."""
-        return (self.before + int(self.taken.sum())) / (self.before + int(self.lengths.sum()))
+        return (self.before + self.total - self.left) / (self.before + self.total)
 
-    def sizes(self) -> np.ndarray:
-        """The batch sizes of those who are counted."""
+    def _going(self) -> Stretch:
+        """The stretch of steps at the present batch sizes."""
         sizes = self.batch.sizes()
         if sizes is not self._listed:
             if sizes != self._listed:
-                self._sizes, self._left = np.array(sizes, dtype=np.int64)[self.counted], None
+                self._taken = self.taken
+                self._end_stretch()
                 self.largest = max(sizes)
             self._listed = sizes
-        return self._sizes
+        if self._stretch is None:
+            left = (self.lengths - self._taken)[self.counted]
+            whose = 0 if len(left) == 1 else self.context.rank
+            self._stretch = Stretch(left, np.array(sizes)[self.counted], whose, self.drop_last, self.batch.spreads)
+        return self._stretch
 
-    def _steps(self, left: Sequence[int] | np.ndarray) -> int:
-        sizes, left = self.sizes(), np.asarray(left)[self.counted]
-        return int((left // sizes).min() if self.drop_last else (-(-left // sizes)).max())
+    def steps_of_epoch(self) -> int:
+        """Steps of a whole epoch, at the present batch sizes."""
+        lengths = np.array([len(b) for b in self.blocks])[self.counted]
+        return steps_of(lengths, np.array(self.batch.sizes())[self.counted], self.drop_last)
 
     @property
     def steps_left(self) -> int:
         """Steps to the end of this epoch, at the present batch sizes."""
-        self.sizes()
-        if self._left is None:
-            self._left = self._steps(self.lengths - self.taken)
-        return self._left
+        stretch = self._going()
+        return stretch.steps - stretch.done
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Indices of the next batch, and their places in this worker's block. Empty for a worker that ran dry."""
-        steps = self.steps_left
-        assert steps > 0, "the epoch is over"
-        start = int(self.taken[self.context.rank])
-        sizes, left = self.sizes(), (self.lengths - self.taken)[self.counted]
-        kept = left if self.drop_last else np.maximum(left - (steps - 1), np.minimum(left, 1))
-        count = np.minimum(sizes, kept)
-        self.taken[self.counted] += count
-        # Whoever has the most steps to take takes a full batch, so that one step less is left.
-        self._left = steps - 1
+        stretch = self._going()
+        assert stretch.done < stretch.steps, "the epoch is over"
+        before = int(self._taken[self.context.rank])
+        start, self.drawn = before + stretch.mine(stretch.done), -stretch.total(stretch.done)
+        stretch.done += 1
+        stop = before + stretch.mine(stretch.done)
+        self.drawn += stretch.total(stretch.done)
         # Whoever is not counted is taken to go on alike, until a round tells.
-        self.drawn = int(count.sum())
-        self.consumed += self.drawn * len(self.blocks) // len(count)
-        stop = int(self.taken[self.context.rank])
+        self.consumed += self.drawn * (1 if self.counted == slice(None) else len(self.blocks))
         places = self.positions[start:stop] if self.positions is not None else None
         return self.sequence[start:stop], places
 
@@ -242,7 +261,7 @@ class Sampler:
             self.order.observe(places, watcher.view() if len(places) else None)
 
     def __len__(self) -> int:
-        return self.position.steps_left or self.position._steps([len(b) for b in self.position.blocks])
+        return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
         if self.position.steps_left == 0:

@@ -82,7 +82,7 @@ class Schedule:
     def _done(self, coming: int) -> float:
         assert self.worker is not None
         length, position = self.worker.job.length, self.worker.position
-        left = int((position.lengths - position.taken).sum())  # 0 at the end of an epoch, where a full batch comes next
+        left = position.left  # 0 at the end of an epoch, where a full batch comes next
         size = sum(self.worker.batch.sizes())
         samples = position.consumed + 0.5 * min(size, left or size)
         parts = [0.0]

@@ -50,7 +50,7 @@ class Console:
         length, position = self.worker.job.length, self.worker.position
         if length.steps is not None:
             return length.steps
-        per_epoch = position._steps([len(b) for b in position.blocks])
+        per_epoch = position.steps_of_epoch()
         if length.epochs is not None:
             return max(1, round(length.epochs * per_epoch))
         if length.samples is not None:

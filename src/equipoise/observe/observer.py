@@ -87,6 +87,8 @@ class Observer:
         """A control point that is logged. `table` has a row per worker; column 3 is its mean loss since the last one."""
         clock = self.worker.clock
         self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch)
+        if self.console is None and self.board is None:
+            return
         losses = [v for v in table[:, 3].tolist() if not math.isnan(v)]
         mean = sum(losses) / len(losses) if losses else math.nan
         if self.console is not None:

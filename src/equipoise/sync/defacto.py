@@ -9,6 +9,7 @@ import torch
 from ..method import option
 from ..topology.base import Topology
 from ..topology.ring import Ring
+from ..topology.tree import shallowest_tree
 from .base import Sync
 from .mixing import Mixing, Wires, agree, require_static
 from .shares import BY, HELP, weigh_gradient
@@ -120,13 +121,12 @@ def tree_sweeps(topology: Topology) -> list[list[Wires]]:
     require_static(topology, "DeFacto")
     size = topology.size
     peers = [[peer for peer, weight in topology.neighbours(0, rank) if weight > 0.0] for rank in range(size)]
-    parent, level = min((_tree(peers, root) for root in range(size)), key=lambda tree: max(tree[1]))
+    order, parent, level = shallowest_tree(peers)
     children: list[list[int]] = [[] for _ in range(size)]
     below = [1] * size  # workers in the subtree of each, itself counted
-    for rank in sorted(range(size), key=lambda rank: -level[rank]):
-        if parent[rank] >= 0:
-            children[parent[rank]].append(rank)
-            below[parent[rank]] += below[rank]
+    for rank in reversed(order[1:]):
+        children[parent[rank]].append(rank)
+        below[parent[rank]] += below[rank]
     idle = Wires(1.0, [], [])
     up, down = [], []
     for depth in range(max(level), 0, -1):  # from workers at this depth to their parents, and back
@@ -142,16 +142,3 @@ def tree_sweeps(topology: Topology) -> list[list[Wires]]:
         up.append(climb)
         down.append(descend)
     return up + down[::-1]
-
-
-def _tree(peers: list[list[int]], root: int) -> tuple[list[int], list[int]]:
-    """Parents (the root's is -1) and levels of a breadth-first tree."""
-    parent, level = [-1] * len(peers), [-1] * len(peers)
-    level[root] = 0
-    front = [root]
-    for rank in front:  # grows while it is read
-        for peer in peers[rank]:
-            if level[peer] < 0:
-                parent[peer], level[peer] = rank, level[rank] + 1
-                front.append(peer)
-    return parent, level

@@ -10,6 +10,7 @@ from ..method import option
 from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
+from ..topology.tree import shallowest_tree
 from .base import Sync
 from .mixing import agree, require_static
 from .shares import BY, HELP, weigh_gradient
@@ -73,19 +74,18 @@ class RelaySGD(Sync):
 
 
 @dataclass(frozen=True)
-class Tree:
+class Relay:
     links: tuple[dict[int, int], ...]  # of each worker: neighbour -> number of workers reached through it
     delay: float  # rounds by which a model is late, averaged over all pairs of workers
 
 
 @lru_cache(maxsize=64)
-def spanning_tree(key: Key) -> Tree:
+def spanning_tree(key: Key) -> Relay:
     """The shallowest breadth-first tree of a bound topology; of several, the one with the lowest root."""
     graph = key.topology
     require_static(graph, "RelaySGD")
     peers = [sorted(peer for peer, _ in graph.neighbours(0, rank)) for rank in range(graph.size)]
-    searches = [_breadth_first(peers, root) for root in range(graph.size)]
-    order, parent, _ = min(searches, key=lambda search: max(search[2]))
+    order, parent, _ = shallowest_tree(peers)
     links: list[dict[int, int]] = [{} for _ in peers]
     below, late = [1] * graph.size, -graph.size * (graph.size - 1)  # a neighbour's model is not late
     for rank in reversed(order[1:]):
@@ -93,16 +93,4 @@ def spanning_tree(key: Key) -> Tree:
         links[rank][parent[rank]], links[parent[rank]][rank] = there, here
         below[parent[rank]] += here
         late += 2 * here * there  # so many pairs of workers have this link between them
-    return Tree(tuple(dict(sorted(each.items())) for each in links), late / graph.size**2)
-
-
-def _breadth_first(peers: list[list[int]], root: int) -> tuple[list[int], list[int], list[int]]:
-    """Workers in the order in which they are reached, and for each its parent (the root's is itself) and its depth."""
-    order, parent, depth = [root], {root: root}, {root: 0}
-    for rank in order:  # grows while it is read
-        for peer in peers[rank]:
-            if peer not in parent:
-                parent[peer], depth[peer] = rank, depth[rank] + 1
-                order.append(peer)
-    ranks = range(len(peers))
-    return order, [parent[rank] for rank in ranks], [depth[rank] for rank in ranks]
+    return Relay(tuple(dict(sorted(each.items())) for each in links), late / graph.size**2)

@@ -1,0 +1,27 @@
+"""The spanning tree that reaches everybody soonest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tree(NamedTuple):
+    order: list[int]  # workers as they are reached, the root first
+    parent: list[int]  # of each worker; the root's is itself
+    depth: list[int]
+
+
+def shallowest_tree(peers: list[list[int]]) -> Tree:
+    """The breadth-first tree of least depth; of several, the one with the lowest root. `peers` of each worker, which must connect."""
+    return min((_breadth_first(peers, root) for root in range(len(peers))), key=lambda tree: max(tree.depth))
+
+
+def _breadth_first(peers: list[list[int]], root: int) -> Tree:
+    order, parent, depth = [root], {root: root}, {root: 0}
+    for rank in order:  # grows while it is read
+        for peer in peers[rank]:
+            if peer not in parent:
+                parent[peer], depth[peer] = rank, depth[rank] + 1
+                order.append(peer)
+    ranks = range(len(peers))
+    return Tree(order, [parent[rank] for rank in ranks], [depth[rank] for rank in ranks])
