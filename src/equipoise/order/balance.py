@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -41,20 +42,30 @@ def alone(
     return total, balance(total, view, terms, decide, centre)
 
 
+@lru_cache(maxsize=16)
+def repeated(signature: tuple[float, ...], count: int, items: int) -> np.ndarray:
+    """The weights of `items` vectors in `count` terms, as many in each as the signature has. Not to be changed."""
+    return np.pad(np.kron(np.eye(count), signature), ((0, 0), (0, items - count * len(signature))))
+
+
 def in_sequence(products: np.ndarray, gram: np.ndarray, decide: Decide) -> Decided:
     """`<S + s_1 v_1 + ... + s_(k-1) v_(k-1), v_k>` is a sum of numbers that are known: a loop over scalars."""
-    signs, running = np.zeros(len(products)), products.copy()
-    for k in range(len(products)):
-        signs[k] = decide(float(running[k]), float(gram[k, k]))
-        running += signs[k] * gram[k]
-    return Decided(signs, gram.diagonal().copy(), _cross(gram))
+    squares, running = gram.diagonal().copy(), products.copy()
+    signs = []
+    for k, square in enumerate(squares.tolist()):
+        signs.append(decide(running.item(k), square))
+        if signs[-1] > 0:
+            running += gram[k]
+        else:
+            running -= gram[k]
+    return Decided(np.array(signs, dtype=np.float64), squares, _cross(gram, squares))
 
 
-def _cross(gram: np.ndarray) -> float:
+def _cross(gram: np.ndarray, squares: np.ndarray) -> float:
     count = len(gram)
     if count < 2:
         return float("nan")
-    return float(((gram**2).sum() - (gram.diagonal() ** 2).sum()) / (count * (count - 1)))
+    return float(np.vdot(gram, gram) - squares @ squares) / (count * (count - 1))
 
 
 @torch.no_grad()
@@ -99,15 +110,25 @@ def projected(
     total: torch.Tensor, view: View, terms: np.ndarray, centre: torch.Tensor | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`<S, v_k>` and `<v_j, v_k>`, less the regions of the view."""
-    weights = torch.from_numpy(terms)
-    products = weights @ view.products(total).double().cpu()
-    gram = weights @ view.gram().double().cpu() @ weights.T
+    products = _in_terms(terms, _numbers(view.products(total)))
+    gram = _in_terms(terms, _in_terms(terms, _numbers(view.gram())).T)
     if centre is not None:
         inside = _outside(centre, view.regions())
-        with_centre = weights @ view.products(centre).double().cpu()
+        with_centre = _in_terms(terms, _numbers(view.products(centre)))
         products -= float(_outside(total, view.regions()) @ inside)
         gram += float(inside @ inside) - with_centre[:, None] - with_centre[None]
-    return products.numpy(), gram.numpy()
+    return products, gram
+
+
+def _numbers(values: torch.Tensor) -> np.ndarray:
+    return values.double().cpu().numpy()
+
+
+def _in_terms(terms: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """`terms @ rows`; differences of neighbours, the usual case, need no product."""
+    if len(rows) == 2 * len(terms) and terms is repeated((1.0, -1.0), len(terms), len(rows)):
+        return rows[0::2] - rows[1::2]
+    return terms @ rows
 
 
 def _streamed(

@@ -11,7 +11,7 @@ import torch
 from ..context import Context
 from ..signal import restored
 from ..signal.base import View
-from .balance import Decided
+from .balance import Decided, repeated
 from .centre import Centre
 from .measure import Measure
 from .signs import SIGNS
@@ -87,15 +87,10 @@ class Balancer:
         else:
             view = self.carried
             positions = positions[:0]
-        terms, units = self._terms(positions, view)
-        rows = np.zeros((len(terms), view.items if view is not None else 0))
-        for row, term in zip(rows, terms, strict=True):
-            row[list(term)] = list(term.values())
-        self.total, decided = self.signer(self.total, view, rows, self.decide, **mean)
-        leaves = decided.leaves if decided.leaves is not None else np.zeros(len(units), dtype=np.int64)
-        for sign, leaf, members in zip(decided.signs, leaves.tolist(), units, strict=True):
-            for unit, side in zip(members, self.signature, strict=True):
-                self.units.place(unit, sign * side, leaf)
+        singly = self.units.group == 1 and (view is None or view.items == len(self.open) + len(positions))
+        terms, units = (self._single_terms if singly else self._terms)(positions, view)
+        self.total, decided = self.signer(self.total, view, terms, self.decide, **mean)
+        self.units.place(units, np.outer(decided.signs, self.signature) > 0, decided.leaves)
         self.measure.decided(decided, len(self.signature))
 
     def decide(self, product: float, square: float) -> int:
@@ -106,7 +101,17 @@ class Balancer:
 
         return self.rule(product, square, self.memory, draw)
 
-    def _terms(self, positions: np.ndarray, view: View | None) -> tuple[list[dict[int, float]], list[list[int]]]:
+    def _single_terms(self, positions: np.ndarray, view: View | None) -> tuple[np.ndarray, np.ndarray]:
+        """As `_terms`, where every vector is a unit: no loop over examples, of which a step may have many."""
+        width = len(self.signature)
+        units = [*self.open, *self.units.of[positions].tolist()]
+        count, left = divmod(len(units), width)
+        self.open = units[count * width :]
+        self.weights = list(self.signature[:left])
+        self.carried = view.take(list(range(count * width, len(units)))) if view is not None and left else None
+        return repeated(self.signature, count, len(units)), np.array(units[: count * width]).reshape(count, width)
+
+    def _terms(self, positions: np.ndarray, view: View | None) -> tuple[np.ndarray, np.ndarray]:
         """Weights of the vectors in each completed term, and its units. What stays open is carried over."""
         done: list[dict[int, float]] = []
         units: list[list[int]] = []
@@ -127,7 +132,10 @@ class Balancer:
                 term, self.open = {}, []
         self.weights = list(term.values())
         self.carried = view.take(list(term)) if view is not None and term else None
-        return done, units
+        rows = np.zeros((len(done), view.items if view is not None else 0))
+        for row, term in zip(rows, done, strict=True):
+            row[list(term)] = list(term.values())
+        return rows, np.array(units, dtype=np.int64).reshape(len(done), len(self.signature))
 
     def state(self) -> dict[str, Any]:
         return {

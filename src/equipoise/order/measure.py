@@ -51,10 +51,11 @@ class Measure:
 
     def decided(self, decided: Decided, units: int) -> None:
         """After every step, also one that gave nothing: snapshots of all workers belong to the same steps."""
-        self.squares += float(decided.squares.sum()) / units  # a difference has the spread of both
+        squares = float(decided.squares.sum())
+        self.squares += squares / units  # a difference has the spread of both
         self.terms += len(decided.signs)
-        if len(decided.squares) and not math.isnan(decided.cross) and decided.cross > 0:
-            self.cross += decided.cross / max(float(decided.squares.mean()) ** 2, 1e-300)
+        if len(decided.squares) and decided.cross > 0:  # not where it is unknown
+            self.cross += decided.cross / max((squares / len(decided.squares)) ** 2, 1e-300)
             self.batches += 1
         self.steps += 1
         if self.steps % self.stride == 0 and self.prefix is not None:

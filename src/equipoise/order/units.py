@@ -42,10 +42,13 @@ class Units:
             return np.empty(0, dtype=np.int64)
         return np.concatenate([self.members[unit] for unit in self.sequence])
 
-    def place(self, unit: int, sign: float, leaf: int = 0) -> None:
-        (self.front if sign > 0 else self.back).append(unit)
-        if leaf:
-            self.leaves[unit] = leaf
+    def place(self, units: np.ndarray, added: np.ndarray, leaves: np.ndarray | None) -> None:
+        """Units by terms: those that were `added` to the front, others to the back; each term in its leaf of the tree."""
+        self.front += units[added].tolist()
+        self.back += units[~added].tolist()
+        if leaves is not None:
+            for members, leaf in zip(units.tolist(), leaves.tolist(), strict=True):
+                self.leaves.update((unit, leaf) for unit in members if leaf)
 
     def turn(self) -> None:
         """Begin the next epoch."""

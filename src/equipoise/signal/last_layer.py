@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import UserError
 from ..method import option
 from .base import SAMPLE, Signal, View
-from .layers import Layers
+from .layers import Layers, ways_of
 from .parts import Outer, Part
 from .projection import Sketch
 from .rows import Rows
@@ -60,6 +60,9 @@ class LastLayer(Signal):
         if part.a.shape[1] > 1:
             return Rows(self.sketch(0, part) * count, [1] * count)
         assert part.weight is not None
+        ways = ways_of(*part.shape)
+        if ways["made"] < ways["ghost"]:
+            return Rows(part.made().rows * count, [1] * count)
         size = max(last for _, last in part.places())
         view = Layers([part], part.a.new_full((count,), float(count)), size)
         columns = max(1, part.a.shape[2] * part.b.shape[2] // SAMPLE)

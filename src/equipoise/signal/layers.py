@@ -78,8 +78,10 @@ class Layers(View):
             (self.streamed if tied else self.whole).append(part)
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
-        found = vector.new_zeros(self.items)
-        for part in self.whole:
+        if not self.whole:
+            return vector.new_zeros(self.items)
+        found = self.whole[0].products(vector)
+        for part in self.whole[1:]:
             found += part.products(vector)
         return found * self.scale
 
@@ -88,10 +90,12 @@ class Layers(View):
 
     def cross(self, other: Layers) -> torch.Tensor:
         """Products of these vectors with those of a view whose layers are taken in the same ways."""
-        found = self.scale.new_zeros(self.items, other.items)
-        for mine, theirs in zip(self.whole, other.whole, strict=True):
+        if not self.whole:
+            return self.scale.new_zeros(self.items, other.items)
+        found = self.whole[0].gram(other.whole[0])
+        for mine, theirs in zip(self.whole[1:], other.whole[1:], strict=True):
             found += mine.gram(theirs)
-        return found * self.scale[:, None] * other.scale[None]
+        return found.mul_(self.scale[:, None]).mul_(other.scale)
 
     def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         """Where backward has left G, the sum of all, only the items with the rarer weight are multiplied:
@@ -190,7 +194,7 @@ def ways_of(count: int, t: int, p: int, q: int) -> dict[str, int]:
     """Multiplications that each way takes for `count` examples of a p x q map that is applied t times."""
     straight = count * t * p * q
     return {
-        "ghost": 2 * straight + count * count * t * t * (p + q),
+        "ghost": 2 * straight + count * count * t * t * (p + q) + 8 * _CALL,
         "made": straight + count * (count + 2) * p * q,
         "streamed": straight + count * (2 * _PASS * p * q + _CALL),
     }

@@ -62,15 +62,19 @@ class Outer(Part):
         return len(self.a), self.a.shape[1], self.a.shape[2], self.b.shape[2]
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
-        count, _, p, q = self.shape
-        found = vector.new_zeros(count)
+        count, t, p, q = self.shape
+        a, b = self.a.flatten(0, 1), self.b.flatten(0, 1)
+        found = vector.new_zeros(count) if self.weight is None and self.bias is None else None
         if self.weight is not None:
             matrix = vector[slice(*self.weight)].view(q, p)
             # The smaller of the two intermediate results.
-            mapped, rest = (self.b @ matrix, self.a) if p <= q else (self.a @ matrix.T, self.b)
-            found += mapped.mul_(rest).sum((1, 2))
+            mapped, rest = (b @ matrix, a) if p <= q else (a @ matrix.T, b)
+            found = mapped.mul_(rest).view(count, -1).sum(1)
         if self.bias is not None:
-            found += (self.b @ vector[slice(*self.bias)]).sum(1)
+            of_bias = b @ vector[slice(*self.bias)]
+            of_bias = of_bias if t == 1 else of_bias.view(count, t).sum(1)
+            found = of_bias if found is None else found.add_(of_bias)
+        assert found is not None
         return found
 
     def gram(self, other: Outer) -> torch.Tensor:
@@ -109,16 +113,27 @@ class Made(Part):
     rows: torch.Tensor
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
+        if (whole := self._together()) is not None:
+            return self.rows @ vector[whole]
         found, start = vector.new_zeros(len(self.rows)), 0
         for first, last in self.places():
             found += self.rows[:, start : start + last - first] @ vector[first:last]
             start += last - first
         return found
 
+    def _together(self) -> slice | None:
+        """Where weight and bias lie, if one after the other."""
+        if self.weight is not None and self.bias is not None and self.weight[1] == self.bias[0]:
+            return slice(self.weight[0], self.bias[1])
+        return None
+
     def gram(self, other: Made) -> torch.Tensor:
         return self.rows @ other.rows.T
 
     def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        if (whole := self._together()) is not None:
+            vector[whole].addmv_(self.rows.T, weights)
+            return
         start = 0
         for first, last in self.places():
             vector[first:last].addmv_(self.rows[:, start : start + last - first].T, weights)

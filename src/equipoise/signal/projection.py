@@ -49,12 +49,14 @@ class Projection(Signal):
         if model is not self.model:
             refuse_batch_norm(model)
             self.model = model
-            self.rules = {m: rule for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)}
+            self.rules = {
+                m: (rule, _places(m)) for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)
+            }
             self.chosen = False
         with calls_of(self.rules) as calls:
             yield
         parts = [
-            (call.module, call.part(self.rules[call.module], _places(call.module), torch.float32))
+            (call.module, call.part(*self.rules[call.module], torch.float32))
             for call in calls
             if len(call.a) == examples == call.shape[0]
         ]
@@ -71,7 +73,8 @@ class Projection(Signal):
         if not parts:
             raise UserError("no layer of this model has a rule: use --order.signal batch with --order.group SIZE")
         cheap = [module for module, part in parts if _is_cheap(part)]
-        self.rules = {m: rule for m, rule in self.rules.items() if m in (cheap or [module for module, _ in parts])}
+        chosen = cheap or [module for module, _ in parts]
+        self.rules = {m: rule for m, rule in self.rules.items() if m in chosen}
         self.chosen = True
 
     def forget(self) -> None:
@@ -135,8 +138,15 @@ class Sketch:
         if isinstance(part, Lookup):
             inputs = hashed_words(part.a, self.seed, self.width, number)
         else:
-            inputs = part.a @ self.matrix(number, 0, part.a.shape[2], part.a)
+            inputs = _mapped(part.a, self.matrix(number, 0, part.a.shape[2], part.a))
             if part.bias is not None:
-                inputs = inputs + self.matrix(number, 2, 1, part.a)  # a bias is a weight whose input is 1
-        outputs = part.b @ self.matrix(number, 1, part.b.shape[2], part.b)
+                inputs += self.matrix(number, 2, 1, part.a)  # a bias is a weight whose input is 1
+        outputs = _mapped(part.b, self.matrix(number, 1, part.b.shape[2], part.b))
+        if outputs.shape[1] == 1:
+            return (outputs.transpose(1, 2) * inputs).flatten(1)
         return torch.bmm(outputs.transpose(1, 2), inputs).flatten(1)
+
+
+def _mapped(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """`rows @ matrix` as one product: a batch of them is slower."""
+    return torch.mm(rows.flatten(0, 1), matrix).view(*rows.shape[:2], -1)

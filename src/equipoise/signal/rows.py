@@ -19,8 +19,10 @@ class Rows(View):
 
     @property
     def sample(self) -> torch.Tensor:  # type: ignore[override]
-        counts = torch.tensor(self.sizes, dtype=self.rows.dtype, device=self.rows.device)
-        return counts @ self.rows[:, :: max(1, self.dimension // SAMPLE)][:, :SAMPLE]
+        some = self.rows[:, :: max(1, self.dimension // SAMPLE)][:, :SAMPLE]
+        if sum(self.sizes) == self.items:
+            return some.sum(0)
+        return torch.tensor(self.sizes, dtype=some.dtype, device=some.device) @ some
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
         return self.rows @ vector
