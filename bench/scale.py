@@ -1,7 +1,9 @@
 """Many virtual workers in one process: time and memory per worker-step from 16 to 1,024 of them.
 
 A small model (an MLP of about 2,400 parameters on 16 features), batch 8, SGD with momentum. The cost is linear where the time of one
-worker's step does not depend on how many workers there are.
+worker's step does not depend on how many workers there are. The ratio is the median over turns in which the least and the most workers
+are measured one after the other. Beside them the same steps of as many models in a plain loop, eight of each in turn: what
+larger memory alone costs.
 """
 
 from __future__ import annotations
@@ -86,8 +88,29 @@ def measure(workers: int, sync: eq.sync.Sync, period: int, block: int, repetitio
     return statistics.median(seconds), max(memory)
 
 
+def plain(models: int, block: int, repetitions: int) -> tuple[float, int]:
+    """As `measure`, of models in a loop without workers."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(models * 128, 16, generator=generator), torch.randint(20, (models * 128,))
+    nets = [small() for _ in range(models)]
+    optimizers, loss = [sgd(net.parameters()) for net in nets], nn.CrossEntropyLoss()
+    seconds = []
+    for _ in range(repetitions + 1):
+        started = time.perf_counter()
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            for _ in range(block):
+                some = torch.randint(len(inputs), (8,), generator=generator)
+                optimizer.zero_grad()
+                value = loss(net(inputs[some]), labels[some])
+                value.backward()
+                optimizer.step()
+                value.item()
+        seconds.append((time.perf_counter() - started) / block / models)
+    return statistics.median(seconds[1:]), 0
+
+
 def main() -> None:
-    args = arguments(__doc__, block=8, repetitions=3, most=1024)
+    args = arguments(__doc__, block=8, repetitions=2, turns=3, most=1024)
     torch.set_num_threads(1)
     models = 3 * 4 * sum(p.numel() for p in small().parameters())  # model, gradient, momentum of a worker
     sizes = [size for size in SIZES if size <= args.most]
@@ -97,12 +120,28 @@ def main() -> None:
         + "".join(f"{size:>8}" for size in sizes)
         + "   to 16   MB beyond models"
     )
-    for name, (sync, period) in METHODS.items():
-        found = [measure(size, sync(), period, args.block, args.repetitions * max(1, 64 // size)) for size in sizes]
-        ratio, extra = found[-1][0] / found[0][0], (found[-1][1] - models * sizes[-1]) / 2**20
-        print(f"{name:<30}" + "".join(f"{1e6 * s:8.0f}" for s, _ in found) + f"{ratio:8.2f}{extra:12.0f}", flush=True)
-        rows.append((f"{name}: worker-step at {sizes[-1]} / at 16", ratio, 1.2))
-        rows.append((f"{name}: GB beyond the models at {sizes[-1]}", extra / 1024, 2.0))
+    for name in ("models in a plain loop", *METHODS):
+
+        def timed(size: int, name: str = name) -> tuple[float, int]:
+            repetitions = args.repetitions * max(1, 64 // size)
+            if name not in METHODS:
+                return plain(size, args.block, repetitions)
+            sync, period = METHODS[name]
+            return measure(size, sync(), period, args.block, repetitions)
+
+        ends = [(timed(sizes[0]), timed(sizes[-1])) for _ in range(args.turns)]
+        found = [
+            statistics.median(least[0] for least, _ in ends),
+            *(timed(size)[0] for size in sizes[1:-1]),
+            statistics.median(most[0] for _, most in ends),
+        ]
+        ratio = statistics.median(most[0] / least[0] for least, most in ends)
+        extra = (max(most[1] for _, most in ends) - models * sizes[-1]) / 2**20
+        memory = f"{extra:12.0f}" if name in METHODS else ""
+        print(f"{name:<30}" + "".join(f"{1e6 * s:8.0f}" for s in found) + f"{ratio:8.2f}{memory}", flush=True)
+        rows.append((f"{name}: worker-step at {sizes[-1]} / at 16", ratio, 1.2 if name in METHODS else None))
+        if name in METHODS:
+            rows.append((f"{name}: GB beyond the models at {sizes[-1]}", extra / 1024, 2.0))
     report("virtual workers in one process", rows, args.json)
 
 

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcomes = []
     for claim in claims:
         if not arguments.json:
-            print(introduction(claim), flush=True)
+            print(introduction(claim, arguments.scale), flush=True)
         else:
             print(f"{claim.name} ...", file=sys.stderr, flush=True)
         outcomes.append(check(claim, arguments.scale, arguments.data_dir))
@@ -82,8 +82,9 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def introduction(claim: Claim) -> str:
+def introduction(claim: Claim, scale: str) -> str:
     rows = [("paper", PAPERS[claim.paper]), ("says", claim.says), ("recipe", claim.recipe)]
+    rows.append(("sizes", claim.sizes(scale)))
     return "\n".join([claim.name, *(f"  {name:<10}{words}" for name, words in rows)])
 
 
@@ -112,7 +113,10 @@ def _result(outcome: Outcome) -> dict[str, Any]:
         for expect in outcome.claim.expects
     ]
     measured = {name: value if math.isfinite(value) else str(value) for name, value in outcome.measured.items()}
-    return {"verdict": outcome.verdict, "seconds": outcome.seconds, "measured": measured, "expected": expected}
+    return {"verdict": outcome.verdict, "seconds": outcome.seconds, "measured": measured, "expected": expected} | {
+        "scale": outcome.scale,
+        "sizes": outcome.claim.sizes(outcome.scale),
+    }
 
 
 def _write(path: Path, outcomes: list[Outcome], arguments: argparse.Namespace) -> None:

@@ -111,7 +111,7 @@ class Comm(ABC):
         return notes, look.see([tensor if look.vector is None else look.vector], notes, 0)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Everybody's tensor, stacked by rank."""
+        """Everybody's tensor, stacked by rank: to be read and not to be changed, virtual workers share it."""
         self.ledger.record(*gather_cost(tensor.numel(), tensor.element_size(), self.size))
         return self._gather(tensor) if self.size > 1 else tensor.detach().clone().unsqueeze(0)
 

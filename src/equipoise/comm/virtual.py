@@ -328,8 +328,7 @@ class VirtualComm(Comm):
     @torch.no_grad()
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         def combine(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-            stacked = torch.stack(parts)
-            return [stacked, *(stacked.clone() for _ in parts[1:])]
+            return [torch.stack(parts)] * len(parts)
 
         bytes = tensor.numel() * tensor.element_size()
         return self._meet(_of("gather", tensor), tensor, combine, lambda cluster: cluster.gather(bytes))

@@ -62,6 +62,11 @@ class Claim:
             chosen["data_dir"] = data_dir
         return chosen
 
+    def sizes(self, scale: str) -> str:
+        """How large the experiment is at this scale, in words."""
+        chosen = self.small | (self.full if scale == "full" else {})
+        return ", ".join(f"{name} {_plain(value)}" for name, value in chosen.items() if value is not None)
+
     def experiment(self) -> Callable[..., dict[str, float]]:
         module, _, function = self.run.partition(":")
         return getattr(importlib.import_module(f"{__package__}.{module}"), function)
@@ -72,6 +77,7 @@ class Outcome:
     claim: Claim
     measured: dict[str, float]
     seconds: float
+    scale: str = "small"
 
     @property
     def passed(self) -> bool:
@@ -99,4 +105,10 @@ def check(claim: Claim, scale: str = "small", data_dir: str | None = None) -> Ou
     arguments = claim.arguments(scale, data_dir)
     started = time.perf_counter()
     measured = claim.experiment()(**arguments)
-    return Outcome(claim, measured, time.perf_counter() - started)
+    return Outcome(claim, measured, time.perf_counter() - started, scale)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " and ".join(_plain(one) for one in value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

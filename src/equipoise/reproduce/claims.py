@@ -186,7 +186,7 @@ CLAIMS = (
         "partition-features",
         "partition",
         "Submodular blocks resemble the whole in features better than random ones with the same class counts.",
-        "Digits on 8 equal workers; squared MMD of a block from its class, mean over blocks and classes, relative to random.",
+        "Digits, or images, on 8 equal workers; squared MMD of a block from its class, mean over blocks and classes, relative to random.",
         "partition:likeness",
         (
             Expect("squared MMD / random, facility location", high=0.75),

@@ -60,7 +60,7 @@ def _claim(outcome: Outcome) -> list[str]:
     return [
         "",
         f"### {claim.name}",
-        f"{_word(outcome).capitalize()}. *{claim.says}* Measured: {claim.recipe}",
+        f"{_word(outcome).capitalize()}. *{claim.says}* Measured: {claim.recipe} Sizes: {claim.sizes(outcome.scale)}.",
         "",
         "| quantity | measured | expected | |",
         "|---|---|---|---|",
