@@ -86,6 +86,45 @@ def test_equals_the_definition(batch: int, coordinate: str, sizes: tuple[int, ..
         assert found == in_one_place(blocks, 3)
 
 
+@pytest.mark.parametrize("sign", ["greedy", "walk"])
+@pytest.mark.parametrize("together", [3, 8])
+def test_steps_that_go_round_together_decide_as_one_by_one(
+    sign: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No difference depends on a sign. A worker that runs dry early, steps left over at the end of an epoch."""
+    blocks = [sphere(n, 6, seed=n) for n in (96, 81, 33)]
+    monkeypatch.setattr("equipoise.order.cd_grab._TOGETHER", 1)
+    singly = by_workers(blocks, 3, 2, sign=sign)
+    monkeypatch.setattr("equipoise.order.cd_grab._TOGETHER", together)
+    assert by_workers(blocks, 3, 2, sign=sign) == singly
+
+
+def test_what_waits_for_its_sign_is_saved() -> None:
+    """A checkpoint at every place of a message of four steps."""
+    blocks = [sphere(n, 6, seed=n) for n in (40, 32)]
+
+    def loop(comm: Any) -> list[list[int]]:
+        mine, found = blocks[comm.rank], []
+        for stop in (None, 4, 5, 6, 7):
+            order = bound(CDGraB(), len(mine), comm)
+            for epoch in range(2):
+                positions = order.epoch(epoch)
+                for step in range(20):
+                    if epoch == 1 and step == stop:
+                        assert order.delay == 4 or comm.size == 1
+                        state, order = order.state_dict(), bound(CDGraB(), len(mine), comm)
+                        assert (len(state["pending"]) > 0) == (stop % 4 > 0)
+                        order.load_state_dict(state)
+                    part = positions[2 * step : 2 * step + 2]
+                    seen = Rows(mine[torch.from_numpy(part)], [1] * len(part)) if len(part) else None
+                    order.observe(part, seen)
+            found.append(order.epoch(2).tolist())
+        return found
+
+    for first, *others in eq.spawn(loop, 2, virtual=True):
+        assert all(other == first for other in others)
+
+
 def test_coordinated_is_flat_and_stale_and_independent_grow() -> None:
     """d = 16: 3.6, 3.4, 3.2 for 1, 4, 16 workers; stale 3.4, 3.6, 5.4; independent 3.4, 6.6, 13.1; random 80."""
     vectors = sphere(2048, 16)

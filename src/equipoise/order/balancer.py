@@ -40,7 +40,7 @@ class Balancer:
         sign: str,
         signer: Signer,
         centre: Centre | None = None,
-        ending: Callable[[], None] | None = None,
+        ending: Callable[[torch.Tensor | None], Decided] | None = None,
     ):
         self.context, self.signature, self.rule, self.signer = context, signature, SIGNS[sign], signer
         self.units = Units(context.examples, group, context.rng(1, 0))
@@ -57,12 +57,13 @@ class Balancer:
         self.carried: View | None = None
         self.weights: list[float] = []  # of the carried vectors in the open term
         self.open: list[int] = []  # units of the open term
+        self.waiting = np.empty((0, len(self.signature)), dtype=np.int64)  # units of terms without a sign so far
         self.filled = 0  # examples of its last unit that have been seen; 0: all of them
 
     def epoch(self, number: int) -> np.ndarray:
         if number != self.number:
             if self.ending is not None:
-                self.ending()
+                self._place(self.ending(self.total))
             self.units.turn()
             self.measure.turn()
             if self.centre is not None:
@@ -90,8 +91,15 @@ class Balancer:
         singly = self.units.group == 1 and (view is None or view.items == len(self.open) + len(positions))
         terms, units = (self._single_terms if singly else self._terms)(positions, view)
         self.total, decided = self.signer(self.total, view, terms, self.decide, **mean)
-        self.units.place(units, np.outer(decided.signs, self.signature) > 0, decided.leaves)
+        self.waiting = np.concatenate((self.waiting, units)) if len(self.waiting) else units
+        self._place(decided)
         self.measure.decided(decided, len(self.signature))
+
+    def _place(self, decided: Decided) -> None:
+        """Signs come in the order of their terms, and may come some steps later."""
+        count = len(decided.signs)
+        self.units.place(self.waiting[:count], np.outer(decided.signs, self.signature) > 0, decided.leaves)
+        self.waiting = self.waiting[count:]
 
     def decide(self, product: float, square: float) -> int:
         def draw() -> float:
@@ -109,7 +117,9 @@ class Balancer:
         self.open = units[count * width :]
         self.weights = list(self.signature[:left])
         self.carried = view.take(list(range(count * width, len(units)))) if view is not None and left else None
-        return repeated(self.signature, count, len(units)), np.array(units[: count * width]).reshape(count, width)
+        return repeated(self.signature, count, len(units)), np.array(units[: count * width], dtype=np.int64).reshape(
+            count, width
+        )
 
     def _terms(self, positions: np.ndarray, view: View | None) -> tuple[np.ndarray, np.ndarray]:
         """Weights of the vectors in each completed term, and its units. What stays open is carried over."""
@@ -145,6 +155,7 @@ class Balancer:
             "carried": None if self.carried is None else self.carried.state(),
             "weights": list(self.weights),
             "open": list(self.open),
+            "waiting": self.waiting.tolist(),
             "filled": self.filled,
             "sequence": list(self.units.sequence),
             "front": list(self.units.front),
@@ -158,6 +169,7 @@ class Balancer:
         self.number, self.total, self.memory = state["number"], state["total"], dict(state["memory"])
         self.carried = None if state["carried"] is None else restored(state["carried"])
         self.weights, self.open, self.filled = list(state["weights"]), list(state["open"]), state["filled"]
+        self.waiting = np.array(state["waiting"], dtype=np.int64).reshape(-1, len(self.signature))
         self.units.sequence = list(state["sequence"])
         self.units.front, self.units.back = list(state["front"]), list(state["back"])
         self.units.leaves = dict(state["leaves"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from .factors import Room, forms_of, merged, room_of, slices_of
 
 _SHORT = 1 << 14  # numbers of a vector that is simply sent to everybody,
 _FEW = 1 << 12  # and of all vectors of a step that are not worth a thought
+_TOGETHER = 8  # steps at the most whose short vectors go round in one message
 
 
 @dataclass
@@ -34,7 +36,8 @@ class CDGraB(Balanced):
     - factors: the layers' inputs and output gradients go round, and every worker holds a slice of S. Exact;
     - shards: every worker holds a slice of S and gets that slice of the differences. Exact, for any layers;
     - stale: all workers decide against the S of the step's beginning; one sum a step. Not exact;
-    - auto: the cheaper exact one, by the bytes of the first step. Sketches are short and are simply sent to everybody.
+    - auto: the cheaper exact one, by the bytes of the first step. Sketches are short and are simply sent to everybody,
+      those of eight steps in one message: signs are needed at the end of an epoch only, and come out the same.
 
     All workers decide all signs; a hash of them is compared after every epoch. With one worker it is `PairBalance`.
 
@@ -43,7 +46,7 @@ class CDGraB(Balanced):
     """
 
     coordinated: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence", "room")
+    STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence", "room", "pending", "delay")
 
     coordinate: str = option("auto", help="how workers agree on signs", choices=("auto", "factors", "shards", "stale"))
 
@@ -51,7 +54,9 @@ class CDGraB(Balanced):
         self.mode = ""  # chosen at the first step that has a pair
         self.evidence = ""  # a hash of all signs so far
         self.room: Any = 1  # of a message: terms of one worker in one step at the most so far, or what factors need
-        return Balancer(self.context, PAIR, self.group, self.sign, self.together, ending=self.compare)
+        self.pending: list[torch.Tensor] = []  # short differences of the steps that the others have not seen yet,
+        self.delay = 1  # and how many such steps go round together
+        return Balancer(self.context, PAIR, self.group, self.sign, self.together, ending=self.end)
 
     def together(
         self, total: torch.Tensor | None, view: View | None, terms: np.ndarray, decide: Decide
@@ -72,13 +77,31 @@ class CDGraB(Balanced):
             decided, counts, room = by_factors(comm, total, view, terms, room_of(self.room), decide)
             self.room = room.plain()
         elif self.mode == "rows":
-            decided, counts = by_rows(comm, total, view, terms, self.room, decide)
-            self.room = max(self.room, *counts)
+            weights = torch.as_tensor(terms, dtype=total.dtype, device=total.device)
+            nothing = total.new_zeros(0, len(total))
+            self.pending.append(view.vectors(weights) if view is not None and len(terms) else nothing)
+            return total, self._send_pending(total, decide) if len(self.pending) >= self.delay else NOTHING
         else:
             decided, counts = by_shards(comm, total, view, terms, decide)
+        return total, self._own(decided, counts)
+
+    def _send_pending(self, total: torch.Tensor, decide: Decide) -> Decided:
+        found = by_rows(self.context.comm, total, self.pending, self.room, decide)
+        self.pending = []
+        self.room = max(self.room, *(max(counts) for _, counts in found))
+        own = [self._own(decided, counts) for decided, counts in found]
+        cross = [one.cross for one in own if not math.isnan(one.cross)]
+        return Decided(
+            np.concatenate([one.signs for one in own]),
+            np.concatenate([one.squares for one in own]),
+            sum(cross) / len(cross) if cross else math.nan,
+        )
+
+    def _own(self, decided: Decided, counts: list[int]) -> Decided:
+        """This worker's part of what was decided for all."""
         self._keep_evidence(decided.signs.tobytes())
         own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == self.context.rank]
-        return total, Decided(decided.signs[own], decided.squares[own], decided.cross)
+        return Decided(decided.signs[own], decided.squares[own], decided.cross)
 
     def _begin(self, view: View | None, terms: int) -> torch.Tensor | None:
         """Choose a way together and make S, at the first step in which somebody has a pair."""
@@ -86,12 +109,15 @@ class CDGraB(Balanced):
         if view is not None:
             forms = forms_of(view) if isinstance(view, Layers) else None
             needed = None if forms is None else Room(view.items, terms, forms).plain()
-            about = (terms, view.dimension, view.zeros().dtype == torch.float64, needed)
+            steps = self.balancer.terms // max(1, terms)
+            about = (terms, view.dimension, view.zeros().dtype == torch.float64, needed, steps)
         rows = [row for row in self.context.comm.gather_objects(about) if row is not None]
         most = max((row[0] for row in rows), default=0)
         if not most:
             return None
-        _, dimension, double, _ = rows[0]
+        _, dimension, double, *_ = rows[0]
+        # A quarter of an epoch at the most: what waits for its sign is not in `herding` yet.
+        self.delay = min(_TOGETHER, max(1, min(row[4] for row in rows) // 4))
         room = (
             None
             if any(row[3] is None for row in rows)
@@ -125,10 +151,11 @@ class CDGraB(Balanced):
     def _keep_evidence(self, known: bytes) -> None:
         self.evidence = hashlib.sha256(self.evidence.encode() + known).hexdigest()
 
-    def compare(self) -> None:
-        """All workers have decided alike, or somebody's arithmetic differs and every order from here on is
-        worthless.
+    def end(self, total: torch.Tensor | None) -> Decided:
+        """The last signs of an epoch, after which all workers have decided alike, or somebody's arithmetic differs and
+        every order from here on is worthless.
         """
+        decided = self._send_pending(total, self.balancer.decide) if self.pending and total is not None else NOTHING
         everybody = self.context.comm.gather_objects(self.evidence)
         for rank, other in enumerate(everybody):
             if other != everybody[0]:
@@ -138,3 +165,4 @@ class CDGraB(Balanced):
                     rank,
                     self.context.clock.step,
                 )
+        return decided

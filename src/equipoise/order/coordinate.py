@@ -61,27 +61,33 @@ def by_shards(
 
 @torch.no_grad()
 def by_rows(
-    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, room: int, decide: Decide
-) -> tuple[Decided, list[int]]:
-    """Short vectors (sketches): everybody gets the differences of all workers and decides alike.
+    comm: Comm, total: torch.Tensor, steps: list[torch.Tensor], room: int, decide: Decide
+) -> list[tuple[Decided, list[int]]]:
+    """Short vectors (sketches): everybody gets the differences of all workers and decides alike, a step after the other.
 
-    One message with `room` for so many differences, its first row telling their number; a second one only where somebody
-    has more. Gives the number of each worker's terms too.
+    No difference depends on a sign, so those of several `steps` may go round together. One message with `room` for so many
+    differences a step, whose first row tells their number; a second one only where somebody has more. Gives for every
+    step what was decided, and the number of each worker's terms.
     """
-    message = total.new_zeros(1 + room, len(total))
-    message[0, 0] = len(terms)
-    if view is not None and 0 < len(terms) <= room:
-        message[1 : 1 + len(terms)] = view.vectors(torch.as_tensor(terms, dtype=total.dtype, device=total.device))
+    message = total.new_zeros(len(steps), 1 + room, len(total))
+    for part, rows in zip(message, steps, strict=True):
+        part[0, 0] = len(rows)
+        part[1 : 1 + len(rows)] = rows[:room]
     everybody = comm.gather(message)
-    counts = [int(count) for count in everybody[:, 0, 0].tolist()]
-    if max(counts) > room:
-        return by_rows(comm, total, view, terms, max(counts), decide)
-    if not any(counts):
-        return NOTHING, counts
-    rows = everybody[:, 1:].flatten(0, 1)[[w * room + k for k, w in turns_of(counts)]]
-    decided = in_sequence(_array(rows @ total), _array(rows @ rows.T), decide)
-    total.addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
-    return decided, counts
+    numbers = [[int(count) for count in row] for row in everybody[:, :, 0, 0].T.tolist()]
+    most = max(max(counts) for counts in numbers)
+    if most > room:
+        return by_rows(comm, total, steps, most, decide)
+    found = []
+    for step, counts in enumerate(numbers):
+        if not any(counts):
+            found.append((NOTHING, counts))
+            continue
+        rows = everybody[:, step, 1:].flatten(0, 1)[[w * room + k for k, w in turns_of(counts)]]
+        decided = in_sequence(_array(rows @ total), _array(rows @ rows.T), decide)
+        total.addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
+        found.append((decided, counts))
+    return found
 
 
 @torch.no_grad()
