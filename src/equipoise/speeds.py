@@ -120,6 +120,8 @@ def job_rates(job: Job, comm: Comm) -> list[float]:
 
 
 def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int]:
+    from .loop.gradient import Work
+
     model = job.model().to(job.device).train()
     optimizer = job.optimizer(model.parameters())
     given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]
@@ -129,15 +131,14 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
     stream = np.random.default_rng([job.seed, 61, comm.rank])
 
     def step() -> None:
-        started = time.perf_counter()
+        work = Work()
         inputs, targets = job.train.batch(stream.integers(len(job.train), size=count))
         with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
             loss = job.loss(model(inputs.to(job.device)), targets.to(job.device))
         optimizer.zero_grad()
         loss.backward()
         loss.item()  # waits for a device that works in the background
-        if slow > 1.0:
-            time.sleep((slow - 1.0) * (time.perf_counter() - started))
+        work.slow_down(slow)
         optimizer.step()
 
     return step, count

@@ -19,15 +19,27 @@ if TYPE_CHECKING:
 
 def backward(worker: Worker, indices: np.ndarray) -> float:
     """The gradient that the optimizer shall have for `indices`; their mean loss."""
-    started, worked = time.perf_counter(), time.process_time()
+    work = Work()
     loss = gradient(worker, indices)
     if worker.job.sam is not None and math.isfinite(loss):
         sharpness_aware(worker.model, worker.job.sam, lambda: gradient(worker, indices))
-    if worker.slow > 1.0 and not worker.comm.virtual:
-        # A slower machine takes longer for its work, not for the time that others keep this processor busy.
-        busy = min(time.perf_counter() - started, time.process_time() - worked)
-        time.sleep((worker.slow - 1.0) * busy)
+    if not worker.comm.virtual:
+        work.slow_down(worker.slow)
     return loss
+
+
+class Work:
+    """What this process does from here on: a machine that is declared slower takes so many times longer for it, but not for the
+    time that other processes keep the processors busy.
+    """
+
+    def __init__(self) -> None:
+        self.started, self.worked = time.perf_counter(), time.process_time()
+
+    def slow_down(self, times: float) -> None:
+        if times > 1.0:
+            busy = min(time.perf_counter() - self.started, time.process_time() - self.worked)
+            time.sleep((times - 1.0) * busy)
 
 
 def gradient(worker: Worker, indices: np.ndarray) -> float:
