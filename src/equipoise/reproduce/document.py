@@ -23,7 +23,7 @@ $ equipoise reproduce gossip-rate
 `--scale small` (the default) takes up to two minutes a claim on one core, on bundled or synthetic data. `--scale full` is the same code
 with the papers' sizes; where it says CIFAR-10, give its folder with `--data-dir`. `--json` prints outcomes for programs,
 `--write FILE` writes this page. A name may also be a paper: order, gossip, batch, partition, pull. Exit code 0 says that the
-experiments ran, not that the claims hold.
+experiments ran, not that the claims hold. Runs at the two scales: [small](reproduce.md), [full](reproduce-full.md).
 """
 
 
