@@ -184,6 +184,30 @@ def test_processes_and_virtual_workers_agree_and_resume(coordinate: str, signal:
     assert trained(order, out=tmp_path, resume=True)["params_sha256"] == virtual["params_sha256"]
 
 
+@pytest.mark.parametrize("signal", ["projection", "last-layer"])
+def test_cheap_signals_agree_on_processes(signal: str) -> None:
+    """Steps whose sketches go round together, too: 15 steps an epoch, three at a time."""
+    order = CDGraB(signal=signal)
+    virtual, processes = (trained(order, batch=2, epochs=2, virtual=virtual) for virtual in (True, False))
+    assert processes["params_sha256"] == virtual["params_sha256"]
+    assert processes["bytes"] == virtual["bytes"]
+
+
+def test_a_last_layer_goes_round_as_its_factors() -> None:
+    """Thirty examples of 40 + 10 numbers, and not fifteen differences of 410."""
+
+    def wide() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 10))
+
+    options: dict[str, Any] = {"workers": 3, "steps": 5, "batch": 30, "deterministic": True}
+    plain, ordered = (
+        eq.train(wide, nn.CrossEntropyLoss(), (INPUTS, TARGETS), order=order, **options).result["bytes"]
+        for order in (eq.order.Reshuffle(), CDGraB(signal="last-layer"))
+    )
+    assert 0 < ordered - plain < 5 * 3 * 2 * (15 * 410 * 4)
+
+
 def test_traffic_is_in_the_ledger_and_far_below_a_gather_of_gradients() -> None:
     """Two epochs of batches of 6: what is sent beyond plain training, against every example's gradient to everybody."""
     d = sum(p.numel() for p in net().parameters())

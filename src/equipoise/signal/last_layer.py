@@ -61,7 +61,7 @@ class LastLayer(Signal):
             return Rows(self.sketch(0, part) * count, [1] * count)
         assert part.weight is not None
         ways = ways_of(*part.shape)
-        if ways["made"] < ways["ghost"]:
+        if self.context.size == 1 and ways["made"] < ways["ghost"]:  # to others the factors are less to send
             return Rows(part.made().rows * count, [1] * count)
         size = max(last for _, last in part.places())
         view = Layers([part], part.a.new_full((count,), float(count)), size)
