@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import os
 import pickle
 import random
 import threading
@@ -98,6 +99,16 @@ def _one_arena() -> None:
         ctypes.CDLL("libc.so.6").mallopt(-8, 1)  # M_ARENA_MAX
 
 
+def _wait_for_exit(pool: list[threading.Thread]) -> None:
+    """A joined thread may still give back what the linear algebra kept for it, under a lock that a process forked
+    in that moment would find taken for ever.
+    """
+    patience = time.monotonic() + 5.0
+    for thread in pool:
+        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < patience:
+            time.sleep(0.0002)
+
+
 class World:
     """The scheduler of virtual workers."""
 
@@ -137,6 +148,7 @@ class World:
                 pass
             for thread in pool:
                 thread.join()
+            _wait_for_exit(pool)
         except BaseException as interrupt:  # a second Ctrl-C does not wait; workers unwind at their next hand-over
             self.failure = self.failure or (0, interrupt)
             raise
