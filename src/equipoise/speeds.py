@@ -98,6 +98,20 @@ def batch_sizes(speeds: Sequence[float], mean: float) -> list[int]:
     return sizes.tolist()
 
 
+class Work:
+    """What this process does from here on: a machine that is declared slower takes so many times longer for it, but not for the
+    time that other processes keep the processors busy.
+    """
+
+    def __init__(self) -> None:
+        self.started, self.worked = time.perf_counter(), time.process_time()
+
+    def slow_down(self, times: float) -> None:
+        if times > 1.0:
+            busy = min(time.perf_counter() - self.started, time.process_time() - self.worked)
+            time.sleep((times - 1.0) * busy)
+
+
 def job_rates(job: Job, comm: Comm) -> list[float]:
     """Examples per second of a job's own step on every worker; simulated ones where a cluster is described.
 
@@ -120,8 +134,6 @@ def job_rates(job: Job, comm: Comm) -> list[float]:
 
 
 def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int]:
-    from .loop.gradient import Work
-
     model = job.model().to(job.device).train()
     optimizer = job.optimizer(model.parameters())
     given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]

@@ -20,6 +20,7 @@ from equipoise.loop.job import Job, Length
 from equipoise.partition.base import Partition, View
 from equipoise.partition.renew import epochs_left, pays
 from equipoise.partition.share import job_blocks, shared_blocks
+from equipoise.speeds import Work
 
 X = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(150) % 3
@@ -217,3 +218,17 @@ def test_what_worker_0_refuses_is_raised_on_all() -> None:
         return str(caught.value)
 
     assert eq.spawn(work, 2) == ["no way: do something else"] * 2
+
+
+def test_a_slower_machine_takes_longer_for_its_work_and_not_for_its_waits() -> None:
+    work = Work()
+    time.sleep(0.1)  # as while others keep the processor busy
+    waited = time.perf_counter()
+    work.slow_down(11.0)
+    assert time.perf_counter() - waited < 0.5, "0.1 s on the clock would make it a second"
+    work = Work()
+    while time.process_time() - work.worked < 0.03:
+        pass
+    waited = time.perf_counter()
+    work.slow_down(3.0)
+    assert time.perf_counter() - waited >= 0.06

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from ..errors import NonFinite
 from ..optim import sharpness_aware
+from ..speeds import Work
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -26,20 +26,6 @@ def backward(worker: Worker, indices: np.ndarray) -> float:
     if not worker.comm.virtual:
         work.slow_down(worker.slow)
     return loss
-
-
-class Work:
-    """What this process does from here on: a machine that is declared slower takes so many times longer for it, but not for the
-    time that other processes keep the processors busy.
-    """
-
-    def __init__(self) -> None:
-        self.started, self.worked = time.perf_counter(), time.process_time()
-
-    def slow_down(self, times: float) -> None:
-        if times > 1.0:
-            busy = min(time.perf_counter() - self.started, time.process_time() - self.worked)
-            time.sleep((times - 1.0) * busy)
 
 
 def gradient(worker: Worker, indices: np.ndarray) -> float:

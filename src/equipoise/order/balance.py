@@ -24,6 +24,8 @@ class Decided:
     leaves: np.ndarray | None = None  # of the tree, where terms were balanced again among those with the same signs
 
 
+PAIR = (1.0, -1.0)  # the weights of the units in a term: a difference,
+SINGLE = (1.0,)  # or one unit
 NOTHING = Decided(np.zeros(0), np.zeros(0), float("nan"))
 
 
@@ -126,7 +128,7 @@ def _numbers(values: torch.Tensor) -> np.ndarray:
 
 def _in_terms(terms: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """`terms @ rows`; differences of neighbours, the usual case, need no product."""
-    if len(rows) == 2 * len(terms) and terms is repeated((1.0, -1.0), len(terms), len(rows)):
+    if len(rows) == 2 * len(terms) and terms is repeated(PAIR, len(terms), len(rows)):
         return rows[0::2] - rows[1::2]
     return terms @ rows
 

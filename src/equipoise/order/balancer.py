@@ -20,9 +20,6 @@ from .units import Units
 # From S, what was seen, the weights of the terms and a sign rule (and perhaps a centre) to S and the signs.
 Signer = Callable[..., tuple[torch.Tensor | None, Decided]]
 
-PAIR = (1.0, -1.0)
-SINGLE = (1.0,)
-
 
 class Balancer:
     """Turns what is seen of examples into the order of the next epoch.

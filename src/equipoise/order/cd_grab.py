@@ -12,9 +12,9 @@ from ..errors import WorkerError
 from ..method import option
 from ..signal.base import View
 from ..signal.layers import Layers
-from .balance import NOTHING, Decide, Decided, alone
+from .balance import NOTHING, PAIR, Decide, Decided, alone
 from .balanced import Balanced
-from .balancer import PAIR, Balancer
+from .balancer import Balancer
 from .coordinate import by_factors, by_rows, by_shards, by_stale, turns_of
 from .factors import Room, forms_of, merged, room_of, slices_of
 
@@ -98,7 +98,7 @@ class CDGraB(Balanced):
         )
 
     def _own(self, decided: Decided, counts: list[int]) -> Decided:
-        """This worker's part of what was decided for all."""
+        """This worker's part of what was decided for all, which is kept as evidence."""
         self._keep_evidence(decided.signs.tobytes())
         own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == self.context.rank]
         return Decided(decided.signs[own], decided.squares[own], decided.cross)

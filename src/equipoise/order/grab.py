@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..method import option
-from .balance import alone
+from .balance import SINGLE, alone
 from .balanced import Balanced
-from .balancer import SINGLE, Balancer
+from .balancer import Balancer
 from .centre import Centre
 from .nested import nested
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..method import option
-from .balance import alone
+from .balance import PAIR, SINGLE, alone
 from .balanced import Balanced
-from .balancer import PAIR, SINGLE, Balancer
+from .balancer import Balancer
 from .centre import Centre
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .balance import alone
+from .balance import PAIR, alone
 from .balanced import Balanced
-from .balancer import PAIR, Balancer
+from .balancer import Balancer
 
 
 @dataclass

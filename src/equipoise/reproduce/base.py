@@ -55,7 +55,7 @@ class Claim:
     def arguments(self, scale: str, data_dir: str | None = None) -> dict[str, Any]:
         if scale not in SCALES:
             raise UserError(f"--scale {scale}: takes {' or '.join(SCALES)}")
-        chosen = self.small | (self.full if scale == "full" else {})
+        chosen = self._chosen(scale)
         if chosen.get("data", "digits") != "digits":
             if data_dir is None:
                 raise UserError(f"{self.name} at full scale needs {chosen['data']}: give its folder with --data-dir")
@@ -64,8 +64,11 @@ class Claim:
 
     def sizes(self, scale: str) -> str:
         """How large the experiment is at this scale, in words."""
-        chosen = self.small | (self.full if scale == "full" else {})
+        chosen = self._chosen(scale)
         return ", ".join(f"{name} {_plain(value)}" for name, value in chosen.items() if value is not None)
+
+    def _chosen(self, scale: str) -> dict[str, Any]:
+        return self.small | (self.full if scale == "full" else {})
 
     def experiment(self) -> Callable[..., dict[str, float]]:
         module, _, function = self.run.partition(":")

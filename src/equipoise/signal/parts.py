@@ -64,17 +64,14 @@ class Outer(Part):
     def products(self, vector: torch.Tensor) -> torch.Tensor:
         count, t, p, q = self.shape
         a, b = self.a.flatten(0, 1), self.b.flatten(0, 1)
-        found = vector.new_zeros(count) if self.weight is None and self.bias is None else None
+        found = vector.new_zeros(count)
         if self.weight is not None:
             matrix = vector[slice(*self.weight)].view(q, p)
             # The smaller of the two intermediate results.
             mapped, rest = (b @ matrix, a) if p <= q else (a @ matrix.T, b)
-            found = mapped.mul_(rest).view(count, -1).sum(1)
+            found += mapped.mul_(rest).view(count, -1).sum(1)
         if self.bias is not None:
-            of_bias = b @ vector[slice(*self.bias)]
-            of_bias = of_bias if t == 1 else of_bias.view(count, t).sum(1)
-            found = of_bias if found is None else found.add_(of_bias)
-        assert found is not None
+            found += (b @ vector[slice(*self.bias)]).view(count, t).sum(1)
         return found
 
     def gram(self, other: Outer) -> torch.Tensor:
