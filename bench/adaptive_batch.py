@@ -27,9 +27,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.assemble import language_loss
+from equipoise.config.build import language_loss
 from equipoise.data import CIFAR10, Text
-from equipoise.loop.schedule import Schedule, gain
+from equipoise.loop.lr_schedule import Schedule, gain
 from equipoise.models import Transformer
 
 WORKERS = 4

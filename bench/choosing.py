@@ -25,10 +25,10 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.comm.network import Link
+from equipoise.core.errors import WorkerError
 from equipoise.data import Digits
-from equipoise.errors import WorkerError
 from equipoise.models import MLP
+from equipoise.simulate.cluster import Link
 
 
 class Situation(NamedTuple):

@@ -25,11 +25,11 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm, barrier
-from equipoise.comm.network import Link
+from equipoise.core.torchrun import under_torchrun
 from equipoise.data.source import Source
-from equipoise.launch.current import under_torchrun
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
+from equipoise.simulate.cluster import Link
 
 GOAL = 0.15
 METHODS: dict[str, tuple[Any, int]] = {

@@ -24,9 +24,9 @@ import torch
 from common import report
 
 from equipoise.compare.table import Spread
-from equipoise.errors import WorkerError
+from equipoise.config.recipe import Recipe
+from equipoise.core.errors import WorkerError
 from equipoise.loop.train import run_job
-from equipoise.recipe import Recipe
 
 SPEEDS = [1, 1, 2, 2, 4, 4, 8, 8]
 CLUSTER = """

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.errors import NonFinite
 from equipoise.data import CIFAR10
-from equipoise.errors import NonFinite
 from equipoise.models import LeNet
 from equipoise.observe.events import read_events
 

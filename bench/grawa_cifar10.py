@@ -34,13 +34,13 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.comm.network import Cluster, Link
+from equipoise.core.errors import NonFinite
 from equipoise.data import CIFAR10
 from equipoise.data.base import Arrays, Loaded
-from equipoise.errors import NonFinite
 from equipoise.flatness import Surface, gradient_norm, largest_eigenvalue, trace
-from equipoise.loop.schedule import Schedule
+from equipoise.loop.lr_schedule import Schedule
 from equipoise.models import VGG, ResNet
+from equipoise.simulate.cluster import Cluster, Link
 
 SYNCS = {c.__name__: c for c in (eq.sync.AllReduce, eq.sync.EASGD, eq.sync.LSGD, eq.sync.MGRAWA, eq.sync.LGRAWA)}
 RARE = ", an eighth of EASGD's rounds"

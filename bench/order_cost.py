@@ -25,10 +25,10 @@ from common import arguments, median_ratio, report
 from torch import nn
 
 import equipoise as eq
-from equipoise.context import Context
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context
 from equipoise.data.base import Loaded
 from equipoise.data.source import Source
-from equipoise.launch.current import current_comm
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 from equipoise.models.lenet import LeNet
@@ -74,7 +74,7 @@ def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:
     classes = torch.randint(10, (2048,), generator=draw)
     # Words as frequent as in a text: the n-th in proportion to 1/n.
     text = (torch.exp(torch.rand(512, LENGTH + 1, generator=draw) * torch.log(torch.tensor(float(WORDS)))) - 1).long()
-    from equipoise.assemble import language_loss
+    from equipoise.config.build import language_loss
 
     return {
         "MLP": (mlp, nn.functional.cross_entropy, (torch.randn(2048, 784, generator=draw), classes), 64),

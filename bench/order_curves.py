@@ -25,8 +25,8 @@ from common import report
 from torch import nn
 
 import equipoise as eq
-from equipoise.assemble import language_loss
 from equipoise.comm.base import Comm, barrier
+from equipoise.config.build import language_loss
 from equipoise.data import CIFAR10, TSV, Text
 from equipoise.data.base import Loaded
 from equipoise.data.source import Source

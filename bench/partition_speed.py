@@ -55,7 +55,7 @@ def divide(n: int, classes: int, workers: int, audited: bool, options: dict) -> 
 
 def spread(x: np.ndarray, y: np.ndarray, blocks: list[np.ndarray]) -> float:
     """(max f - min f) / mean f over blocks for facility location, averaged over up to three classes of up to 2000."""
-    from equipoise.partition.kernels import on_grid, similarities
+    from equipoise.partition.engine.kernels import on_grid, similarities
 
     found = []
     for label in range(min(3, int(y.max()) + 1)):

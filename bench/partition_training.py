@@ -29,11 +29,11 @@ from common import report
 from torch import nn
 
 import equipoise as eq
-from equipoise import registry
-from equipoise.comm.network import Link
+from equipoise.config import registry
 from equipoise.data.source import Source
 from equipoise.observe.events import read_events
 from equipoise.partition.from_file import write_blocks
+from equipoise.simulate.cluster import Link
 
 # 8 workers and 12 links in five matchings, one link the only way to worker 4, as in MATCHA's first figure.
 LINKS = [(1, 5), (6, 7), (0, 4), (2, 3), (1, 7), (3, 6), (1, 0), (3, 7), (5, 6), (1, 2), (7, 0), (3, 1)]

@@ -51,7 +51,9 @@ def write_files(folder: Path) -> None:
     for split, count in (("train", 96), ("t10k", 24)):
         images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, count, dtype=np.uint8)
-        (folder / f"{split}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes())
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(
+            struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes()
+        )
         (folder / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels.tobytes())
     batches = folder / "cifar-10-batches-py"
     batches.mkdir()
@@ -106,7 +108,14 @@ def recipes(files: Path) -> dict[str, list[str]]:
             }.get(name, [])
         elif axis == "model":
             small = ["--data", "cifar10", "--data.dir", str(files / "cifar-10-batches-py"), "--buffers", "average"]
-            text = ["--data", "text", "--data.path", str(files / "train.txt"), "--data.test_path", str(files / "test.txt")]
+            text = [
+                "--data",
+                "text",
+                "--data.path",
+                str(files / "train.txt"),
+                "--data.test_path",
+                str(files / "test.txt"),
+            ]
             flags += text if name in ("lstm", "transformer") else small if name in ("lenet", "vgg", "resnet") else []
             flags += ["--period", "2"]
         found[f"{axis}-{name}"] = flags
@@ -121,7 +130,16 @@ def recipes(files: Path) -> dict[str, list[str]]:
         "mixed-adascale": ["--batch", "norm-test", "--scaling", "adascale", "--schedule", "linear", "--warmup", "0.1"],
         "mixed-pseudo": ["--batch", "norm-test", "--batch.estimator", "pseudo", "--period", "4"],
         "mixed-examples": ["--batch", "augmented", "--batch.estimator", "examples", "--period", "2"],
-        "mixed-grab-lenet": ["--data", "fashion-mnist", "--data.dir", str(files), "--order", "cd-grab", "--period", "2"],
+        "mixed-grab-lenet": [
+            "--data",
+            "fashion-mnist",
+            "--data.dir",
+            str(files),
+            "--order",
+            "cd-grab",
+            "--period",
+            "2",
+        ],
         "mixed-projection": ["--order", "cd-grab", "--order.signal", "projection", *FEW],
     }
     return found

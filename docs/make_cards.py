@@ -8,8 +8,8 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from equipoise import registry
-from equipoise.recipe import read_toml
+from equipoise.config import registry
+from equipoise.core.toml import read_toml
 
 HERE = Path(__file__).parent
 AXES = {

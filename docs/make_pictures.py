@@ -17,7 +17,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from equipoise import registry, sync  # noqa: E402
+from equipoise import sync  # noqa: E402
+from equipoise.config import registry
 from tests.sync.quadratic import Problem, solve  # noqa: E402
 
 WORKERS, STEPS = 8, 240

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.citations import FOLKLORE, METHODS, cite_all, entries, keys_of, ours
-from equipoise.errors import UserError
-from equipoise.registry import entries as registered
+from equipoise.config.citations import FOLKLORE, METHODS, cite_all, entries, keys_of, ours
+from equipoise.config.registry import entries as registered
+from equipoise.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 NEEDED = {"article": "journal", "inproceedings": "booktitle", "misc": "note", "techreport": "institution"}
@@ -50,7 +50,7 @@ def test_entries_are_whole(key: str) -> None:
 
 def test_a_method_names_its_authors_in_its_docstring() -> None:
     """The first author in citations.bib stands in the reference of the docstring."""
-    from equipoise.registry import get
+    from equipoise.config.registry import get
 
     for name, keys in METHODS.items():
         axis, method = name.split(".")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from equipoise.comm.virtual import VirtualComm, World
-from equipoise.context import Context
-from equipoise.errors import UserError
-from equipoise.method import Method, Plain, option
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.core.method import Method, Plain, option
 
 
 @dataclass

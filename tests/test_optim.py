@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.comm.network import Cluster
-from equipoise.optim import sharpness_aware
+from equipoise.loop.sharpness import sharpness_aware
+from equipoise.simulate.cluster import Cluster
 
 from .contract import toy
 

@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.comm.network import Cluster
-from equipoise.errors import UserError
-from equipoise.loop.schedule import factor
-from equipoise.recipe import Choice, Recipe, read_toml
-from equipoise.registry import Entry, entries
+from equipoise.config.recipe import Choice, Recipe
+from equipoise.config.registry import Entry, entries
+from equipoise.core.errors import UserError
+from equipoise.core.toml import read_toml
+from equipoise.loop.lr_schedule import factor
+from equipoise.simulate.cluster import Cluster
 
 
 def test_the_shapes_of_a_choice() -> None:
@@ -132,7 +133,7 @@ def test_dump_and_load_every_setting(tmp_path: Path) -> None:
             },
         }
     )
-    from equipoise.settings import SETTINGS
+    from equipoise.config.settings import SETTINGS
 
     assert set(recipe.settings) == set(SETTINGS)
     recipe.dump(tmp_path / "recipe.toml")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.errors import UserError
-from equipoise.vector import Buffers, Flat, digest
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Buffers, Flat, digest
 
 
 class Mixed(nn.Module):

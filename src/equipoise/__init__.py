@@ -9,18 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import batch, features, order, partition, period, signal, sync, topology
-    from .citations import cite as cite
-    from .comm.network import Cluster as Cluster
-    from .comm.network import Link as Link
+    from . import batch, order, partition, period, signal, sync, topology
+    from .config.citations import cite as cite
+    from .config.recipe import Recipe as Recipe
+    from .data import features
     from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
     from .loop.sampler import Sampler as Sampler
+    from .loop.speeds import measure_speeds as measure_speeds
     from .loop.train import Run as Run
     from .loop.train import train as train
-    from .recipe import Recipe as Recipe
-    from .speeds import batch_sizes as batch_sizes
-    from .speeds import measure_speeds as measure_speeds
+    from .partition.capacity import batch_sizes as batch_sizes
+    from .simulate.cluster import Cluster as Cluster
+    from .simulate.cluster import Link as Link
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,18 +47,18 @@ __all__ = [
     "train",
 ]
 
-_AXES = ("batch", "features", "order", "partition", "period", "signal", "sync", "topology")
+_AXES = ("batch", "order", "partition", "period", "signal", "sync", "topology")
 _HOMES = {
-    "cite": "citations",
-    "Cluster": "comm.network",
-    "Link": "comm.network",
-    "Recipe": "recipe",
+    "cite": "config.citations",
+    "Cluster": "simulate.cluster",
+    "Link": "simulate.cluster",
+    "Recipe": "config.recipe",
     "Run": "loop.train",
     "spawn": "launch.start",
     "Sampler": "loop.sampler",
     "attach": "loop.attach",
-    "batch_sizes": "speeds",
-    "measure_speeds": "speeds",
+    "batch_sizes": "partition.capacity",
+    "measure_speeds": "loop.speeds",
     "train": "loop.train",
 }
 
@@ -65,6 +66,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _AXES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "features":
+        return importlib.import_module(f"{__name__}.data.features")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value

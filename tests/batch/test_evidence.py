@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.batch.evidence import Evidence, across_examples, across_workers
+from equipoise.batch.noise import Evidence, across_examples, across_workers
 from equipoise.batch.probe import seen_of
-from equipoise.comm.look import pieces
+from equipoise.comm.fused_reduction import pieces
 
 DIM = 40
 MEAN = np.linspace(-0.3, 0.4, DIM)

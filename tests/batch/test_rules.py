@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.batch.evidence import Evidence
-from equipoise.clock import Clock
+from equipoise.batch.noise import Evidence
 from equipoise.comm.base import Comm
-from equipoise.context import Context
-from equipoise.errors import UserError
+from equipoise.core.clock import Clock
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
 
 from .test_evidence import DEVIATIONS, MEAN, TRACE, drawn, seen
 

@@ -15,10 +15,10 @@ from torch import nn
 import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.comm.ledger import mean_cost
+from equipoise.core.errors import UserError
 from equipoise.data.source import Source
-from equipoise.errors import UserError
 from equipoise.loop.job import Job, Length
-from equipoise.loop.schedule import Schedule, gain
+from equipoise.loop.lr_schedule import Schedule, gain
 from equipoise.loop.worker import Worker
 
 from ..contract import toy
@@ -404,7 +404,7 @@ def test_decisions_are_drawn(tmp_path: Path) -> None:
 
 # -- the learning rate ------------------------------------------------------------------------------------------------
 def test_gains() -> None:
-    from equipoise.batch.evidence import Evidence
+    from equipoise.batch.noise import Evidence
 
     seen = Evidence(variance=64.0, square=1.0, noise=0.0, parts=1)
     assert gain("none", 4.0, 16, seen) == 1.0

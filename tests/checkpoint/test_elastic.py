@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import equipoise as eq
 from equipoise.checkpoint.reshard import mean
-from equipoise.errors import CheckpointError
+from equipoise.core.errors import CheckpointError
 
 from ..comm.workers import both
 from ..loop.problem import EXAMPLES, INPUTS, TARGETS, adam, momentum, plain, train, vector, with_norm

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as lr
 
 import equipoise as eq
-from equipoise.errors import WorkerError
+from equipoise.core.errors import WorkerError
 from equipoise.observe.events import read_events
 
 from ..comm.workers import both

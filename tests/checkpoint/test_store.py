@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import equipoise as eq
 from equipoise.checkpoint import store
 from equipoise.checkpoint.match import refuse_mismatch
-from equipoise.errors import CheckpointError, UserError
+from equipoise.core.errors import CheckpointError, UserError
 
 from ..comm.workers import both
 from ..loop.problem import DATA, INPUTS, TARGETS, adam, momentum, plain, sgd, train, with_norm

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
-from equipoise.comm.network import Cluster
+from equipoise.simulate.cluster import Cluster
 
 
 def test_measure_writes_what_show_and_train_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli import demo
-from equipoise.recipe import read_toml
+from equipoise.core.toml import read_toml
 
 from .conftest import Command
 

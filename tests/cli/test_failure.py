@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise import assemble
 from equipoise.cli import main as entry
+from equipoise.config import build as assemble
 
 from .conftest import Command
 

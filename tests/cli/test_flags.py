@@ -5,10 +5,10 @@ import pytest
 
 from equipoise.cli import train
 from equipoise.cli.flags import recipe_of, table_of
-from equipoise.cli.literal import literal
 from equipoise.cli.parser import Parser
-from equipoise.errors import UserError
-from equipoise.recipe import Choice, Recipe
+from equipoise.config.literal import literal
+from equipoise.config.recipe import Choice, Recipe
+from equipoise.core.errors import UserError
 
 from .conftest import Command
 
@@ -126,7 +126,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 
 
 def test_every_setting_is_a_flag() -> None:
-    from equipoise.settings import SETTINGS
+    from equipoise.config.settings import SETTINGS
 
     parser = Parser(prog="x")
     train.configure(parser)

@@ -6,7 +6,7 @@ import pytest
 
 import equipoise
 from equipoise.cli.main import COMMANDS
-from equipoise.registry import AXES, entries
+from equipoise.config.registry import AXES, entries
 
 from .conftest import Command
 

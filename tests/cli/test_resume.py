@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.recipe import read_toml
+from equipoise.core.toml import read_toml
 
 from .conftest import SMALL, Command
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.recipe import Recipe, read_toml
+from equipoise.config.recipe import Recipe
+from equipoise.core.toml import read_toml
 
 from .conftest import SMALL, Command
 
@@ -167,7 +168,7 @@ def test_torchrun_needs_a_folder_that_all_know(command: Command, monkeypatch: py
 def test_other_processes_of_torchrun_neither_claim_nor_print(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from equipoise.cli import go
+    from equipoise.launch import run_recipe as go
     from equipoise.loop.train import Run
 
     result = {"steps": 1}

@@ -7,7 +7,7 @@ import itertools
 import random
 from functools import cache
 
-from equipoise import registry
+from equipoise.config import registry
 
 AXES = ("sync", "topology", "order", "batch", "partition", "period")
 Choice = tuple[str, str]  # axis, name

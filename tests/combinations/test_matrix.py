@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 
 from ..contract import toy
 from . import covering

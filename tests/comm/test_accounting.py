@@ -11,9 +11,9 @@ import torch
 
 import equipoise as eq
 from equipoise.comm.ledger import Ledger
-from equipoise.comm.network import PAYLOAD, Cluster, Link
 from equipoise.launch.start import spawn
 from equipoise.observe.events import read_events
+from equipoise.simulate.cluster import PAYLOAD, Cluster, Link
 
 LINK = Link(bandwidth=8e6 / PAYLOAD, latency=1e-3)  # a byte in a microsecond
 KINDS = ("compute", "wait", "communicate")

@@ -10,8 +10,8 @@ import torch
 from equipoise.comm import barrier
 from equipoise.comm.base import Stream
 from equipoise.comm.process import _BLOCK
-from equipoise.comm.shared import _PIECE, LEAST
-from equipoise.vector import digest
+from equipoise.comm.shared_memory import _PIECE, LEAST
+from equipoise.core.vector import digest
 
 from .workers import both, in_rank_order, run, values
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.comm.chance import Chance
-from equipoise.comm.measure import measure_links, summarised, tournament
-from equipoise.comm.network import PAYLOAD, Cluster, Link, Traffic
-from equipoise.errors import UserError
+from equipoise.comm.measure_links import measure_links, summarised, tournament
+from equipoise.core.errors import UserError
 from equipoise.launch.start import spawn
+from equipoise.simulate.cluster import PAYLOAD, Cluster, Link, Traffic
+from equipoise.simulate.failures import Chance
 
 LINK = Link(8e6 / PAYLOAD, 1e-3)  # a byte in a microsecond
 FOUR = [{"count": 2, "site": "a"}, {"count": 2, "site": "b"}]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.comm import barrier
-from equipoise.comm.shared import LEAST
+from equipoise.comm.shared_memory import LEAST
 
 from .workers import both, run
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equipoise.comm import heartbeat
-from equipoise.errors import CheckpointError, NonFinite, PeerLost, UserError, WorkerError
+from equipoise.core.errors import CheckpointError, NonFinite, PeerLost, UserError, WorkerError
 from equipoise.launch import local
 
 from .workers import both, run

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from equipoise.comm import barrier
-from equipoise.comm.virtual import rng_state, seed_worker, set_rng_state
+from equipoise.core.random import rng_state, seed_worker, set_rng_state
 
 from .workers import both, run
 

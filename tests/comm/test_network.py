@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.comm.network import DEFAULT_RATE, PAYLOAD, Cluster, Link
-from equipoise.comm.units import BITS, SECONDS, duration, quantity
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
+from equipoise.simulate.cluster import DEFAULT_RATE, PAYLOAD, Cluster, Link
+from equipoise.simulate.units import BITS, SECONDS, duration, quantity
 
 TWO = [{"count": 2}]
 

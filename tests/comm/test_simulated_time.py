@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.comm.network import PAYLOAD, Cluster, Link
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.launch.start import spawn
+from equipoise.simulate.cluster import PAYLOAD, Cluster, Link
 
 LINK = Link(bandwidth=8e6 / PAYLOAD, latency=1e-3)  # a byte in a microsecond
 

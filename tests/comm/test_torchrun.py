@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from equipoise.launch.current import current_comm, set_current
+from equipoise.comm.current import current_comm, set_current
 from equipoise.launch.start import spawn
 
 WORKERS = 2

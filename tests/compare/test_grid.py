@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.compare.grid import combinations, parse_vary, split
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 
 
 def names(*varied: str, listed: bool = False, files: list[str] | None = None) -> list[str]:

@@ -13,8 +13,8 @@ from equipoise.compare.plan import Task
 from equipoise.compare.table import Measure, Spread, cells, rows_of
 from equipoise.compare.words import sentence, within_spread
 from equipoise.compare.write import as_csv, as_markdown
+from equipoise.config.recipe import Recipe
 from equipoise.loop.until import Until
-from equipoise.recipe import Recipe
 
 MEASURE = Measure("simulated_seconds", Until("accuracy", 0.9), "accuracy")
 

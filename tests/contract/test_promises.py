@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise import registry
-from equipoise.errors import UserError
+from equipoise.config import registry
+from equipoise.core.errors import UserError
 from equipoise.loop.worker import Worker
 
 from . import toy

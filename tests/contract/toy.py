@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise import registry
+from equipoise.config import registry
 
 TRAINED = ("partition", "order", "batch", "period", "sync")
 AXES = ("partition", "order", "batch", "period", "topology", "sync")

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from equipoise import registry
+from equipoise.config import registry
+from equipoise.core.errors import DataError
 from equipoise.data import Arrays, Data
 from equipoise.data.base import examples
-from equipoise.errors import DataError
 
 
 def test_every_registered_data_set_is_there_with_defaults() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import DataError, UserError
 from equipoise.data import CIFAR10
-from equipoise.errors import DataError, UserError
 
 MEAN = np.array([0.4914, 0.4822, 0.4465])[:, None, None]
 STD = np.array([0.2470, 0.2435, 0.2616])[:, None, None]

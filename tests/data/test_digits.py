@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import DataError, UserError
 from equipoise.data import Digits
-from equipoise.errors import DataError, UserError
 
 
 def test_shape_and_split() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import DataError
 from equipoise.data import FashionMNIST
-from equipoise.errors import DataError
 
 COUNTS = {"train": 6, "t10k": 3}
 

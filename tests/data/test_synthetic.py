@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import UserError
 from equipoise.data import Synthetic
-from equipoise.errors import UserError
 
 
 def test_classify() -> None:

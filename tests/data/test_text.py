@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import DataError
 from equipoise.data import Text
-from equipoise.errors import DataError
 
 
 def write(path: Path, text: str) -> str:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.errors import DataError, UserError
 from equipoise.data import TSV
-from equipoise.errors import DataError, UserError
 
 TRAIN = "sentence\tlabel\ngood film \t1\nbad bad film\t0\n\t1\na film <pad> of <unk> words\t0\n"
 TEST = "label\textra\tsentence\r\n1\tx\tgood words zebra\r\n0\ty\tbad"

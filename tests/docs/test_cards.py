@@ -14,7 +14,7 @@ def test_methods_page_is_up_to_date() -> None:
 
 
 def test_every_sync_has_a_picture() -> None:
-    from equipoise import registry
+    from equipoise.config import registry
 
     missing = [e.name for e in registry.entries("sync") if not (DOCS / "pictures" / f"sync-{e.name}.png").exists()]
     assert not missing, "run: python docs/make_pictures.py"

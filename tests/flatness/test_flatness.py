@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from equipoise.cli.main import main
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.flatness import Surface, gradient_norm, largest_eigenvalue, measure, profile, trace
 from equipoise.flatness.profile import filter_normalised
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import equipoise as eq
-from equipoise.comm.virtual import rng_state, seed_worker, set_rng_state
+from equipoise.core.random import rng_state, seed_worker, set_rng_state
 
 EXAMPLES = 52
 _generator = torch.Generator().manual_seed(5)

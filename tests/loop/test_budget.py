@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.comm.network import Cluster, Link
-from equipoise.loop.schedule import Schedule
+from equipoise.loop.lr_schedule import Schedule
 from equipoise.observe.events import read_events
+from equipoise.simulate.cluster import Cluster, Link
 
 from ..contract import toy
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import equipoise as eq
-from equipoise.comm.virtual import rng_state
+from equipoise.core.random import rng_state
 from equipoise.data.source import Source
 from equipoise.launch.start import spawn
 from equipoise.loop import evaluate as module

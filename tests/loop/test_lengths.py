@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import equipoise as eq
-from equipoise.comm.network import PAYLOAD, Cluster, Link
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.launch.start import spawn
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
+from equipoise.simulate.cluster import PAYLOAD, Cluster, Link
 
 from ..comm.workers import both
 from .problem import AS_IT_LIES, DATA, EXAMPLES, plain, sgd, train

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import equipoise as eq
-from equipoise.errors import NonFinite
+from equipoise.core.errors import NonFinite
 from equipoise.launch.start import spawn
 from equipoise.loop.worker import Worker
 

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equipoise.batch import Fixed
 from equipoise.comm.virtual import VirtualComm, World
-from equipoise.context import Context
-from equipoise.errors import CheckpointError, UserError
+from equipoise.core.context import Context
+from equipoise.core.errors import CheckpointError, UserError
 from equipoise.launch.start import spawn
 from equipoise.loop.sampler import Position, Sampler
-from equipoise.loop.stretch import Stretch
+from equipoise.loop.segment import Stretch
 from equipoise.order import FlipFlop, Reshuffle, Sequential, ShuffleOnce
 from equipoise.partition import Contiguous
 

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 import equipoise as eq
-from equipoise.errors import UserError
-from equipoise.vector import Flat
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Flat
 
 from ..comm.workers import both
 from .problem import (
@@ -323,9 +323,9 @@ def test_nonsense_is_refused(options: dict[str, Any], words: str) -> None:
 
 @both
 def test_workers_that_build_different_models_are_told_apart(virtual: bool) -> None:
-    from equipoise.errors import WorkerError
+    from equipoise.core.errors import WorkerError
     from equipoise.launch.start import spawn
-    from equipoise.loop.agree import make_equal
+    from equipoise.loop.control import make_equal
 
     def work(comm: Any) -> None:
         model = nn.Linear(3, 2 + (comm.rank == 1))

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.comm.network import Link
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.loop.until import Until
+from equipoise.simulate.cluster import Link
 
 X = torch.randn(240, 6, generator=torch.Generator().manual_seed(0))
 Y = (X @ torch.randn(6, 3, generator=torch.Generator().manual_seed(1))).argmax(1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from equipoise import registry
+from equipoise.config import registry
+from equipoise.core.errors import UserError
 from equipoise.data import Arrays, Loaded
-from equipoise.errors import UserError
 from equipoise.models import LSTM, MLP, VGG, LeNet, Logistic, Model, ResNet, Transformer
 
 

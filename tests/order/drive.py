@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import equipoise as eq
-from equipoise.context import Context
-from equipoise.launch.current import current_comm
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context
 from equipoise.order.balanced import Balanced
 from equipoise.signal import Rows
 

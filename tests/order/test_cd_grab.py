@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.errors import WorkerError
+from equipoise.core.errors import WorkerError
 from equipoise.order import CDGraB, PairBalance
 from equipoise.signal import Rows
 
@@ -248,7 +248,7 @@ def test_workers_that_decide_differently_are_found_out() -> None:
 
 
 def test_own_pace_is_refused() -> None:
-    from equipoise.errors import UserError
+    from equipoise.core.errors import UserError
 
     with pytest.raises(UserError, match="CDGraB needs all workers"):
         trained(CDGraB(), period=eq.period.TotalSteps(), sync=eq.sync.PeriodicAverage())

@@ -12,8 +12,8 @@ from torch import nn
 import equipoise as eq
 from equipoise.order import CDGraB, factors
 from equipoise.order.factors import Form, Room, Slices, forms_of, merged, message_of, room_of
+from equipoise.signal.factors_of_layer import Lookup, Made, Outer
 from equipoise.signal.layers import Layers
-from equipoise.signal.parts import Lookup, Made, Outer
 
 from .drive import bound
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.order import Herding, PairBalance
 from equipoise.order.herding import greedy_order
-from equipoise.order.measure import random_prefix
+from equipoise.order.prefix_norm import random_prefix
 from equipoise.signal import Rows
 
 from .drive import bound, largest_prefix, sphere, visit

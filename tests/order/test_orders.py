@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.comm.virtual import VirtualComm, World
-from equipoise.context import Context
+from equipoise.core.context import Context
 from equipoise.order import FlipFlop, Order, Reshuffle, Sequential, ShuffleOnce
 
 CHOICES = [Sequential(), Reshuffle(), ShuffleOnce(), FlipFlop()]

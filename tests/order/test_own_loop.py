@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 
 X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(1)

@@ -10,9 +10,9 @@ from hypothesis import given
 from torch import nn
 
 import equipoise as eq
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.order import GraB, PairBalance, Reshuffle
-from equipoise.order.units import reorder
+from equipoise.order.reordering import reorder
 from equipoise.signal import Rows
 
 from .drive import bound, floor, largest_prefix, least_squares, sphere, visit

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.partition.capacity import _repair, capacities, checked_speeds
 
 sizes = st.lists(st.integers(0, 700), min_size=1, max_size=40)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.errors import UserError
-from equipoise.partition.kernels import ONE, Grid, median_gamma, on_grid, pair_similarities, similarities
+from equipoise.core.errors import UserError
+from equipoise.partition.engine.kernels import ONE, Grid, median_gamma, on_grid, pair_similarities, similarities
 
 
 def squared_distances(x: np.ndarray) -> np.ndarray:

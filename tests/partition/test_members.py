@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise import registry
-from equipoise.partition.base import View
+from equipoise.config import registry
+from equipoise.data.view import View
 
 LABELS = np.random.default_rng(0).integers(5, size=203)
 FEATURES = np.random.default_rng(1).standard_normal((203, 3)).astype(np.float32)

@@ -86,7 +86,7 @@ def test_export(tmp_path: Path) -> None:
     import torch
     from torch.utils.data import TensorDataset
 
-    from equipoise.errors import UserError
+    from equipoise.core.errors import UserError
     from equipoise.partition.export import flower_partitioner, subsets
 
     data = TensorDataset(torch.arange(5))

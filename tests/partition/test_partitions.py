@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.core.errors import DataError, UserError
 from equipoise.data.source import Source
-from equipoise.errors import DataError, UserError
 from equipoise.partition import IID, Contiguous, Dirichlet, FromFile, Partition, Shards, Sorted, View
 from equipoise.partition.from_file import write_blocks
 

@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise import speeds as speeds_module
+from equipoise.core.errors import UserError
 from equipoise.data.source import Source
-from equipoise.errors import UserError
+from equipoise.data.view import View
+from equipoise.loop import speeds as speeds_module
+from equipoise.loop.blocks import job_blocks, shared_blocks
 from equipoise.loop.job import Job, Length
-from equipoise.partition.base import Partition, View
-from equipoise.partition.renew import epochs_left, pays
-from equipoise.partition.share import job_blocks, shared_blocks
-from equipoise.speeds import Work
+from equipoise.loop.rebalance import epochs_left, pays
+from equipoise.loop.speeds import Work
+from equipoise.partition.base import Partition
 
 X = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(150) % 3

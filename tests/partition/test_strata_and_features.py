@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.errors import DataError, UserError
+from equipoise.data.features import feature_array
 from equipoise.data.source import Source
-from equipoise.errors import DataError, UserError
-from equipoise.features import feature_array
-from equipoise.partition.base import View
-from equipoise.partition.strata import strata
+from equipoise.data.view import View
+from equipoise.partition.engine.strata import strata
 from equipoise.partition.submodular import view_of
 
 X = np.random.default_rng(0).standard_normal((60, 5))

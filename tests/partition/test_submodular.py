@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.errors import DataError, UserError
+from equipoise.core.errors import DataError, UserError
 from equipoise.partition.audit import audit, summary
 from equipoise.partition.blocks import Plan, stratified
 
@@ -236,8 +236,8 @@ def test_progress_counts_every_example(monkeypatch: pytest.MonkeyPatch, capsys: 
     import contextlib
     from collections.abc import Callable, Iterator
 
-    from equipoise.partition import plan
-    from equipoise.partition.progress import shown
+    from equipoise.core.progress_bar import shown
+    from equipoise.partition.engine import solve as plan
 
     told: list[int] = []
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.partition.greedy import Dealt, Wish, deal, reference
-from equipoise.partition.kernels import ONE, on_grid, similarities
-from equipoise.partition.large import chunked, deal_by_neighbours, neighbour_graph
-from equipoise.partition.polish import polish
+from equipoise.partition.engine.greedy import Dealt, Wish, deal, reference
+from equipoise.partition.engine.kernels import ONE, on_grid, similarities
+from equipoise.partition.engine.large_classes import chunked, deal_by_neighbours, neighbour_graph
+from equipoise.partition.engine.local_search import polish
 
 CAPS = [(20, 20, 20), (6, 12, 24, 48), (0, 11, 22), (40,), (1, 1, 1)]
 WISHES = [

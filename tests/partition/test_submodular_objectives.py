@@ -7,9 +7,17 @@ import itertools
 import numpy as np
 import pytest
 
-from equipoise.partition.greedy import Wish, deal, reference
-from equipoise.partition.kernels import ONE, on_grid, similarities
-from equipoise.partition.objectives import Facility, Feature, GraphCut, Objective, Saturated, cut_weights, saturation
+from equipoise.partition.engine.greedy import Wish, deal, reference
+from equipoise.partition.engine.kernels import ONE, on_grid, similarities
+from equipoise.partition.engine.objectives import (
+    Facility,
+    Feature,
+    GraphCut,
+    Objective,
+    Saturated,
+    cut_weights,
+    saturation,
+)
 
 
 def instance(seed: int, n: int = 14) -> np.ndarray:

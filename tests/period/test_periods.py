@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.clock import Clock
-from equipoise.context import Context
-from equipoise.errors import UserError
-from equipoise.loop.schedule import Schedule
+from equipoise.core.clock import Clock
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.loop.lr_schedule import Schedule
 
 from ..contract import toy
 

@@ -14,10 +14,10 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.comm.network import Cluster
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.observe.events import read_events
 from equipoise.period import Every, TotalSteps
+from equipoise.simulate.cluster import Cluster
 from equipoise.sync import DPSGD, EASGD, MGDSGD, MGRAWA, AllReduce, PeriodicAverage
 
 from ..contract import toy
@@ -166,7 +166,7 @@ def test_checkpoints_every_so_many_steps_of_the_average_worker(tmp_path: Path) -
 
 @pytest.mark.parametrize("length", [{"steps": 24}, {"steps": None, "epochs": 3}], ids=str)
 def test_a_schedule_follows_the_average_worker(length: dict[str, Any], tmp_path: Path) -> None:
-    from equipoise.loop.schedule import Schedule
+    from equipoise.loop.lr_schedule import Schedule
 
     options = {"period": TotalSteps(3), "cluster": cluster(1, 1, 2, 4), "log_every": 1, **length}
     toy.train(EASGD(), **options, out=tmp_path / "run", scheduler=lambda optimizer: Schedule(optimizer, "linear", 0.0))

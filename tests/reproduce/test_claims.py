@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.cli import reproduce
 from equipoise.cli.main import main
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.reproduce.base import Claim, Expect, Outcome, check
 from equipoise.reproduce.claims import CLAIMS, PAPERS
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.context import Context
-from equipoise.launch.current import current_comm
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context
 from equipoise.signal import restored
 from equipoise.signal.base import Signal, View
 

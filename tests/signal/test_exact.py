@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.context import Context
-from equipoise.errors import UserError
-from equipoise.launch.current import current_comm
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
 from equipoise.order.balance import balance
 from equipoise.signal import restored
 from equipoise.signal.layers import Layers

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.context import Context
-from equipoise.errors import UserError
-from equipoise.launch.current import current_comm
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
 from equipoise.order.balance import balance
 from equipoise.signal import restored
-from equipoise.signal.live import Live
+from equipoise.signal.replay import Live
 
 from . import models
 

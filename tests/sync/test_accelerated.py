@@ -10,19 +10,9 @@ import torch
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.context import Context
-from equipoise.errors import UserError
-from equipoise.sync.accelerated import (
-    Plan,
-    bound,
-    chebyshev_bound,
-    default_rounds,
-    eta,
-    etas,
-    gossip,
-    polynomial,
-    rho,
-)
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.sync.accelerated import Plan, bound, chebyshev_bound, default_rounds, eta, etas, gossip, polynomial, rho
 from equipoise.sync.mixing import Mixing
 from equipoise.topology import Complete, Edges, Exponential, Hypercube, OnePeer, Random, Ring, Star, Topology, Torus
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.comm.network import Cluster, Link
 from equipoise.loop.attach import attach
+from equipoise.simulate.cluster import Cluster, Link
 from equipoise.sync import ADPSGD, DPSGD
 from equipoise.sync.ad_psgd import Pairs
 from equipoise.topology import Exponential, Matching, Path, Random, Ring, Topology

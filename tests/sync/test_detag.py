@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.sync import DeTAG
 from equipoise.sync.accelerated import Plan, etas
 from equipoise.topology import Exponential, OnePeer, Ring, Star

@@ -9,8 +9,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.comm.look import pieces
-from equipoise.errors import UserError
+from equipoise.comm.fused_reduction import pieces
+from equipoise.core.errors import UserError
 from equipoise.loop.attach import attach
 from equipoise.sync import DiLoCo, PeriodicAverage
 

@@ -10,9 +10,9 @@ import torch
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.context import Context
+from equipoise.core.context import Context
+from equipoise.core.vector import Flat
 from equipoise.sync import EAMSGD, EASGD, NoSync
-from equipoise.vector import Flat
 
 from .quadratic import Problem, solve
 from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, same_on_processes

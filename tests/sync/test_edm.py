@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.sync import EDM
 from equipoise.topology import Exponential, Hypercube, OnePeer, Ring
 

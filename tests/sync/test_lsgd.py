@@ -9,10 +9,10 @@ import torch
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.context import Context
-from equipoise.errors import UserError
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Flat
 from equipoise.sync import LSGD
-from equipoise.vector import Flat
 
 from .quadratic import Problem, solve
 from .test_pull import Layers

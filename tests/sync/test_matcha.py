@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.sync import MATCHA
 from equipoise.sync.matcha import drawn, split
 from equipoise.topology import Complete, Edges, Hypercube, OnePeer, Path, Random, Ring, Star, Topology, Torus

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.sync import MGDSGD
 from equipoise.sync.accelerated import etas
 from equipoise.topology import Exponential, OnePeer, Ring

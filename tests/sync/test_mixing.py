@@ -13,8 +13,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.context import Context
-from equipoise.errors import UserError
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
 from equipoise.loop.attach import attach
 from equipoise.sync.mixing import Mixing, agree, mixing_gap
 from equipoise.topology import Complete, Edges, Exponential, Hypercube, Matching, OnePeer, Path, Ring, Star, Topology

@@ -16,12 +16,12 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.context import Context
-from equipoise.errors import UserError
+from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Flat
 from equipoise.sync import LGRAWA, MGRAWA, NoSync, PeriodicAverage
 from equipoise.sync.norms import Norms
 from equipoise.sync.pull import approach, inverse_powers
-from equipoise.vector import Flat
 
 SIZES = (3, 4, 1)  # elements of three layers
 
@@ -143,10 +143,10 @@ def test_one_collective_gives_the_weighted_mean_of_every_layer(
 ) -> None:
     virtual = how == "virtual"
     if how in ("shared memory", "pieces"):
-        monkeypatch.setattr("equipoise.comm.shared.LEAST", 0)
-        monkeypatch.setattr("equipoise.comm.shared._LINE", 1)
+        monkeypatch.setattr("equipoise.comm.shared_memory.LEAST", 0)
+        monkeypatch.setattr("equipoise.comm.shared_memory._LINE", 1)
     if how == "pieces":  # that end inside of layers, and inside of the weights
-        monkeypatch.setattr("equipoise.comm.shared._PIECE", len(SIZES) - 1)
+        monkeypatch.setattr("equipoise.comm.shared_memory._PIECE", len(SIZES) - 1)
     models, norms = drawn(workers)
     inverse = 1.0 / norms
     found = meet(LGRAWA(pull=0.3), models, norms, virtual=virtual)

@@ -12,22 +12,11 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.loop.attach import attach
 from equipoise.sync.matcha import MATCHA
 from equipoise.sync.mixing import Wires, mixing_gap, symmetrised, weighted
-from equipoise.topology import (
-    Complete,
-    Edges,
-    Hypercube,
-    Matching,
-    OnePeer,
-    Path,
-    Ring,
-    Star,
-    Topology,
-    Torus,
-)
+from equipoise.topology import Complete, Edges, Hypercube, Matching, OnePeer, Path, Ring, Star, Topology, Torus
 
 from .quadratic import Problem
 from .test_mixing import mild

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from equipoise.errors import UserError
+from equipoise.core.errors import UserError
 from equipoise.topology import Edges, Ring
 
 SQUARE = [(0, 1), (1, 2), (2, 3), (3, 0)]

@@ -8,8 +8,9 @@ import pickle
 import numpy as np
 import pytest
 
-from equipoise import registry, topology
-from equipoise.errors import UserError
+from equipoise import topology
+from equipoise.config import registry
+from equipoise.core.errors import UserError
 
 from .members import CASES, MEMBERS, SOME, name
 

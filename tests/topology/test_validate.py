@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from equipoise.errors import UserError
-from equipoise.method import option
+from equipoise.core.errors import UserError
+from equipoise.core.method import option
 from equipoise.topology import Static, Topology
 
 

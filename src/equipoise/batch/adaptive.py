@@ -7,12 +7,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..comm.look import add
-from ..errors import UserError
-from ..method import option
-from ..rider import sum_carrying
+from ..comm.fused_reduction import add
+from ..comm.piggyback import sum_carrying
+from ..core.errors import UserError
+from ..core.method import option
 from .base import Batch
-from .evidence import Evidence
+from .noise import Evidence
 from .probe import Probe, Wish
 from .probe_examples import Examples
 from .probe_pseudo import Pseudo

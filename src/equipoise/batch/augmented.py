@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..method import option
+from ..core.method import option
 from .adaptive import Adaptive, ratio
-from .evidence import Evidence
 from .inner_product import along_need
+from .noise import Evidence
 
 
 @dataclass

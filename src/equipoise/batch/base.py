@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..method import Method
-from .evidence import Evidence
+from ..core.method import Method
+from .noise import Evidence
 
 
 @dataclass

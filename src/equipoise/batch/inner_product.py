@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..method import option
+from ..core.method import option
 from .adaptive import Adaptive, ratio
-from .evidence import Evidence
+from .noise import Evidence
 
 
 @dataclass

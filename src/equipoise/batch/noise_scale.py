@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..method import option
+from ..core.method import option
 from .adaptive import Adaptive, ratio
-from .evidence import Evidence
+from .noise import Evidence
 
 
 @dataclass

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..comm.look import add
-from ..context import Context
-from ..rider import Rider
-from .evidence import Evidence, across_workers
+from ..comm.fused_reduction import add
+from ..comm.piggyback import Rider
+from ..core.context import Context
+from .noise import Evidence, across_workers
 
 _BLOCK = 1 << 16  # elements whose products are added in the dtype of the vector; blocks are added in float64
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
-from .evidence import Evidence, across_examples
+from ..core.errors import UserError
+from .noise import Evidence, across_examples
 from .probe import Probe, mean_of, product
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from ..comm.look import add, pieces
-from ..errors import UserError
-from .evidence import Evidence
+from ..comm.fused_reduction import add, pieces
+from ..core.errors import UserError
+from .noise import Evidence
 from .probe import Probe, judged, product
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from .evidence import Evidence
+from .noise import Evidence
 from .probe import Probe, judged, seen_of
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..method import option
+from ..core.method import option
 from .base import Batch
 
 
@@ -23,7 +23,7 @@ class Proportional(Batch):
     mean: int = option(32, help="examples per step and worker, on average", least=1)
 
     def start(self) -> None:
-        from ..speeds import batch_sizes
+        from ..partition.capacity import batch_sizes
 
         shares = self.context.shares or self.context.comm.gather_objects(self.context.share)
         self._sizes = batch_sizes(shares, self.mean)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import CheckpointError
+from ..core.errors import CheckpointError
 
 # What may change between a stop and a resume without changing what the run means.
 FREE = (

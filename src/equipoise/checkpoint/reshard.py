@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..comm.virtual import seed_worker
+from ..core.random import seed_worker
 from .store import load_trained
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..comm.virtual import rng_state, set_rng_state
-from ..errors import CheckpointError
+from ..core.errors import CheckpointError
+from ..core.random import rng_state, set_rng_state
 from .match import refuse_mismatch
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..citations import cite_all
+    from ..config.citations import cite_all
 
     print(cite_all(arguments.runs), end="")
     return 0

@@ -7,14 +7,14 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
-from ..recipe import Recipe
-from .failure import rank
+from ..config.recipe import Recipe
+from ..core.errors import UserError
+from ..core.torchrun import rank
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from ..comm.network import Cluster, Link
+    from ..simulate.cluster import Cluster, Link
 
 _EXAMPLES = """examples:
   equipoise cluster measure --workers 4 --out cluster.toml
@@ -38,14 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _measure(arguments)
     if arguments.file is None:
         raise UserError("which cluster? write equipoise cluster show FILE")
-    from ..comm.network import Cluster
+    from ..simulate.cluster import Cluster
 
     print(shown(Cluster.load(arguments.file)))
     return 0
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from .go import on_torchrun
+    from .run_recipe import on_torchrun
 
     recipe = recipe_of(arguments, Recipe.load(arguments.file) if arguments.file is not None else Recipe())
     out = Path(recipe.settings.get("out") or "cluster.toml")
@@ -65,10 +65,10 @@ def _measure(arguments: argparse.Namespace) -> int:
 def measured(recipe: Recipe) -> Cluster:
     """The cluster of the workers at hand: rates of the recipe's own step, links of every pair."""
     from ..comm.base import Comm
-    from ..comm.measure import measure_links, summarised
-    from ..comm.network import Cluster
+    from ..comm.measure_links import measure_links, summarised
     from ..launch.start import spawn
-    from ..speeds import job_rates
+    from ..loop.speeds import job_rates
+    from ..simulate.cluster import Cluster
 
     job, how = recipe.build()
 
@@ -82,7 +82,7 @@ def measured(recipe: Recipe) -> Cluster:
 
 def shown(cluster: Cluster) -> str:
     """A summary for people."""
-    from ..comm.units import seconds
+    from ..simulate.units import seconds
 
     rows = [("workers", f"{cluster.size}, of {len(set(cluster.rates))} speeds")]
     each = zip(
@@ -120,7 +120,7 @@ def shown(cluster: Cluster) -> str:
 
 
 def link_words(link: Link) -> str:
-    from ..comm.units import bits, seconds
+    from ..simulate.units import bits, seconds
 
     bandwidth = bits(float(f"{link.bandwidth:.4g}")) if link.bandwidth < float("inf") else "no limit"
     return f"{bandwidth}, {seconds(link.latency)}{', one line for all' if link.shared else ''}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import UserError
+from ..config.literal import literal
+from ..core.errors import UserError
 from .flags import add_recipe_flags, table_of
-from .literal import literal
 from .parser import Parser
 
 _WORDS = """Runs recipes, or what is varied on top of the flags of `equipoise train`, each with several seeds, and says what wins and
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = combinations(arguments.recipes, arguments.vary, flags, listed=arguments.list)
     seeds, jobs = (whole(getattr(arguments, name), name) for name in ("seeds", "jobs"))
     from ..compare.run import compare
-    from .go import next_free
+    from .run_recipe import next_free
 
     folder = Path(out) if out is not None else next_free(Path("runs") / "compare")
     return compare(found, folder, seeds=seeds or 1, jobs=jobs, quiet=arguments.quiet)

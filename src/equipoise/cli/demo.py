@@ -26,9 +26,10 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..compare.grid import Combination
     from ..compare.run import compare
-    from ..recipe import Recipe, read_toml
+    from ..config.recipe import Recipe
+    from ..core.toml import read_toml
     from .compare import whole
-    from .go import next_free
+    from .run_recipe import next_free
 
     jobs = whole(arguments.jobs, "jobs")
     base = Recipe.load(RECIPES / "demo.toml").merged({"cluster": str(RECIPES / "demo-cluster.toml")})

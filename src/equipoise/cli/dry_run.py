@@ -6,14 +6,14 @@ import copy
 from typing import Any
 
 from ..comm.virtual import VirtualComm, World
-from ..context import Context
+from ..config.recipe import Recipe
+from ..core.context import Context
+from ..core.vector import Flat
+from ..loop.blocks import with_speeds
 from ..loop.job import Job
-from ..partition.share import with_speeds
 from ..period.every import Every
-from ..recipe import Recipe
 from ..sync.none import NoSync
 from ..sync.pull import GradientWeighted
-from ..vector import Flat
 
 
 def forecast(recipe: Recipe) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import UserError
-from ..recipe import DEFAULTS, Recipe
-from ..registry import AXES
-from ..settings import SETTINGS
-from .literal import literal
+from ..config.literal import literal
+from ..config.recipe import DEFAULTS, Recipe
+from ..config.registry import AXES
+from ..config.settings import SETTINGS
+from ..core.errors import UserError
 from .parser import Parser
 
 _QUESTIONS = {

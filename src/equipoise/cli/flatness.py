@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError, UserError
-from .literal import literal
+from ..config.literal import literal
+from ..core.errors import CheckpointError, UserError
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def load(job: Job, folder: Path, of: str) -> tuple[nn.Module, int, str]:
 
     from ..checkpoint.reshard import mean
     from ..checkpoint.store import choose, read_manifest, read_worker
+    from ..core.vector import Buffers, Flat
     from ..loop.evaluate import recompute_statistics
-    from ..vector import Buffers, Flat
 
     path = choose(folder)
     manifest = read_manifest(path)

@@ -7,8 +7,8 @@ import dataclasses
 import inspect
 from typing import Any
 
-from ..errors import UserError, did_you_mean
-from ..registry import AXES, entries, get
+from ..config.registry import AXES, entries, get
+from ..core.errors import UserError, did_you_mean
 from .parser import Parser
 
 _EXAMPLES = """examples:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import EXIT_CODES, UserError
+from ..core.errors import EXIT_CODES, UserError
 from .failure import explain
 from .parser import Parser, closest
 

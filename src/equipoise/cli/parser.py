@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..errors import UserError
-from .literal import literal
+from ..config.literal import literal
+from ..core.errors import UserError
 
 _NUMBER = re.compile(r"-(\d|\.\d)")
 

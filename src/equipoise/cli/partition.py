@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, did_you_mean
-from ..recipe import Choice, Recipe
-from ..registry import names
-from .literal import literal
+from ..config.literal import literal
+from ..config.recipe import Choice, Recipe
+from ..config.registry import names
+from ..core.errors import UserError, did_you_mean
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     if speeds is not None and len(speeds) != workers:
         raise UserError(f"--speeds has {len(speeds)} numbers for {workers} workers: give one per worker")
     wishes = _wishes(arguments)
-    from ..assemble import construct
+    from ..config.build import construct
+    from ..core.progress_bar import shown
+    from ..data.features import feature_array
     from ..data.source import Source
-    from ..features import feature_array
-    from ..partition.progress import shown
-    from ..partition.strata import strata
+    from ..partition.engine.strata import strata
     from ..partition.study import study
     from ..report.partition_page import write_partition_page
 
@@ -109,8 +109,8 @@ def _named(word: str, given: dict[str, Any]) -> Choice:
 def _partition(choice: Choice, speeds: list[float] | None) -> Partition:
     import dataclasses
 
-    from .. import registry
-    from ..assemble import construct
+    from ..config import registry
+    from ..config.build import construct
 
     if choice.name not in names("partition"):
         raise UserError(f"unknown partition {choice.name!r}: {did_you_mean(str(choice.name), names('partition'))}")

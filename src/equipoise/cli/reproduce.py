@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, did_you_mean
+from ..core.errors import UserError, did_you_mean
 from ..reproduce.base import SCALES, Claim, Outcome, check
 from ..reproduce.claims import CLAIMS, PAPERS
 from .parser import Parser

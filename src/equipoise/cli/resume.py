@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, UserError
-from ..recipe import Recipe
-from ..settings import LENGTHS
-from .failure import rank
+from ..config.literal import literal
+from ..config.recipe import Recipe
+from ..config.settings import LENGTHS
+from ..core.errors import CheckpointError, UserError
+from ..core.torchrun import rank
 from .flags import add_recipe_flags, table_of
-from .literal import literal
 from .parser import Parser
 
 _WORDS = """Any flag of `equipoise train` is taken, but only what leaves the meaning of the run alone may
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         if rank() == 0:
             print(f"{folder} is finished at step {done['steps']}: to go on, give it more, such as --epochs")
         return 0
-    from .again import again
+    from .resume_run import again
 
     return again(recipe, folder, step, quiet=arguments.quiet)
 
@@ -69,7 +69,7 @@ def result_of(folder: Path) -> dict[str, Any] | None:
 
 def finished(result: dict[str, Any], plain: dict[str, Any]) -> bool:
     """Has the run reached one of its lengths?"""
-    from ..comm.network import duration
+    from ..simulate.cluster import duration
 
     if plain["budget"] is not None:
         used = result["seconds"] if result["simulated_seconds"] is None else result["simulated_seconds"]

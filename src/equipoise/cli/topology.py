@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from .. import registry
-from ..errors import UserError, did_you_mean
-from .literal import literal
+from ..config import registry
+from ..config.literal import literal
+from ..core.errors import UserError, did_you_mean
 from .parser import Parser
 
 if TYPE_CHECKING:

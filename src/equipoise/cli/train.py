@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import UserError
-from ..recipe import Recipe
-from .failure import rank
+from ..config.recipe import Recipe
+from ..core.errors import UserError
+from ..core.torchrun import rank
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         if rank() == 0:
             print(text)
         return 0
-    from .go import fresh
+    from .run_recipe import fresh
 
     return fresh(recipe, stem(recipe), quiet=arguments.quiet)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .fused_reduction import Look, look_cost
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
-from .look import Look, look_cost
 
 
 class Pending(ABC):

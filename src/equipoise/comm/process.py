@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import PeerLost, UserError
+from ..core.errors import PeerLost, UserError
 from .base import Comm, Pending, Stream
+from .fused_reduction import Look, over_network
 from .heartbeat import Heartbeat
-from .look import Look, over_network
-from .shared import Expected, Segment, SharedMemory
+from .shared_memory import Expected, Segment, SharedMemory
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
 

@@ -21,23 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import PeerLost, WorkerError
+from ..core.errors import PeerLost, WorkerError
+from ..core.random import rng_state, set_rng_state
+from ..simulate.cluster import Cluster, Traffic
+from ..simulate.failures import Chance
 from .base import Comm, Pending, Stream
-from .chance import Chance
+from .fused_reduction import Look, in_one_place, look_cost
 from .ledger import Ledger
-from .look import Look, in_one_place, look_cost
-from .network import Cluster, Traffic
-
-
-def rng_state() -> tuple[Any, ...]:
-    """The global generators: torch's, Python's, numpy's."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def set_rng_state(state: tuple[Any, ...]) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])
 
 
 def _swap_out() -> tuple[Any, ...]:
@@ -49,14 +39,6 @@ def _swap_in(state: tuple[Any, ...]) -> None:
     torch.set_rng_state(state[0])
     random.setstate(state[1])
     np.random.set_bit_generator(state[2])  # type: ignore[attr-defined]
-
-
-def seed_worker(seed: int, rank: int) -> None:
-    """Give the global generators a stream of this worker's own."""
-    numbers = np.random.SeedSequence([seed, rank]).generate_state(3)
-    torch.manual_seed(int(numbers[0]))
-    random.seed(int(numbers[1]))
-    np.random.seed(int(numbers[2]))
 
 
 _BLOCK = 1 << 15  # elements summed at once: what stays in a core's cache

@@ -10,7 +10,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ..recipe import Recipe
+from ..config.recipe import Recipe
 
 
 def child(pipe: Connection, folder: Path, recipe: Recipe, resume: bool) -> None:
@@ -30,7 +30,7 @@ def child(pipe: Connection, folder: Path, recipe: Recipe, resume: bool) -> None:
         os.dup2(log, 2)
         code = train(folder, recipe, resume)
     except BaseException as error:
-        from ..cli.failure import verdict
+        from .failure import verdict
 
         code, words, trace = verdict(error)
         print(words, trace, sep="\n", file=sys.stderr)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cli.literal import literal
-from ..errors import UserError, did_you_mean
-from ..recipe import Recipe
-from ..registry import AXES
-from ..settings import SETTINGS
+from ..config.literal import literal
+from ..config.recipe import Recipe
+from ..config.registry import AXES
+from ..config.settings import SETTINGS
+from ..core.errors import UserError, did_you_mean
 
 _DECIDED = ("seed", "out", "virtual", "workers", "cluster", "until", "timeout", "tensorboard")  # the same for all
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..comm.network import Cluster
-from ..errors import CheckpointError, UserError
-from ..recipe import Recipe
+from ..config.recipe import Recipe
+from ..core.errors import CheckpointError, UserError
+from ..simulate.cluster import Cluster
 from .grid import Combination
 
 _INCIDENTAL = ("out", "timeout", "tensorboard", "keep", "checkpoint_every", "log_every")  # change no number

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .child import child
 from .plan import Task
 

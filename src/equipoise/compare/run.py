@@ -6,8 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from ..errors import UserError
-from ..launch.current import under_torchrun
+from ..core.errors import UserError
+from ..core.torchrun import under_torchrun
 from .display import Display
 from .grid import Combination
 from .plan import keep_cluster, locked, plan, survey

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..loop.until import Until
 
 if TYPE_CHECKING:

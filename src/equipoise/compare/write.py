@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..observe.observer import plain
 from .plan import Task
 from .table import Measure, Row

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..errors import DataError
-from ..method import Plain
+from ..core.errors import DataError
+from ..core.method import Plain
 
 
 class Arrays(Dataset):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError, UserError
-from ..method import option
+from ..core.errors import DataError, UserError
+from ..core.method import option
 from .base import Arrays, Data, Loaded, examples
 from .files import folder, normalised, read_bytes
 from .pickles import unpickled

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError
-from ..method import option
+from ..core.errors import DataError
+from ..core.method import option
 from .base import Arrays, Data, Loaded, examples
 from .files import folder, normalised, read_bytes
 

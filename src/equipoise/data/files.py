@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError
+from ..core.errors import DataError
 
 
 def given(value: str, who: str, option: str, hint: str) -> Path:

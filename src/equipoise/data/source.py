@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from ..errors import UserError
-from ..partition.base import View
+from ..core.errors import UserError
+from .view import View
 
 
 class Source:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..method import option
+from ..core.method import option
 from .base import Data, Loaded, examples
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError
-from ..method import option
+from ..core.errors import DataError
+from ..core.method import option
 from .base import Arrays, Data, Loaded, examples
 from .files import given, held_out, ranked, read_text
 

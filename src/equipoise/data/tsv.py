@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DataError, UserError, did_you_mean
-from ..method import option
+from ..core.errors import DataError, UserError, did_you_mean
+from ..core.method import option
 from .bag import Bag
 from .base import Arrays, Data, Loaded, examples
 from .files import given, held_out, ranked, read_text

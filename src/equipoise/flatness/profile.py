@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .surface import Surface
 
 

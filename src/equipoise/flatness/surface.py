@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..core.errors import UserError
 from ..data.source import Source
-from ..errors import UserError
 
 
 class Estimate(NamedTuple):

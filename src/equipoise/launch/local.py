@@ -25,11 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import errors
 from ..comm.base import Comm, barrier
-from ..comm.folder import FolderStore
-from ..errors import PeerLost, WorkerError
-from .current import set_current
+from ..comm.current import set_current
+from ..comm.folder_store import FolderStore
+from ..core import errors
+from ..core.errors import PeerLost, WorkerError
 
 _GRACE = 5.0  # seconds that survivors get to say what they saw, once one worker has failed
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..loop.job import Stop
+from ..core.stop import Stop
 
 CODES = {signal.SIGINT: 130, signal.SIGUSR1: 130, signal.SIGTERM: 143}
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..comm.base import Comm, barrier
-from ..comm.network import Cluster
-from ..errors import UserError
-from ..loop.job import Stop
-from .current import set_current, under_torchrun
+from ..comm.current import set_current
+from ..core.errors import UserError
+from ..core.stop import Stop
+from ..core.torchrun import under_torchrun
+from ..simulate.cluster import Cluster
 from .signals import stop_on_signals
 
 

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from ..comm.base import Comm
-from ..context import Context
-from ..errors import UserError
+from ..core.context import Context
+from ..core.errors import UserError
+from ..core.vector import Buffers, Flat
 from ..period.base import Period
 from ..period.every import Every
 from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
 from ..sync.none import NoSync
 from ..sync.periodic_average import PeriodicAverage
-from ..vector import Buffers, Flat
-from .agree import make_equal
+from .control import make_equal
 from .job import refuse_own_pace, refuse_rare_rounds
 from .sampler import Sampler
 
@@ -90,7 +90,7 @@ class attach:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
-        from ..launch.current import current_comm
+        from ..comm.current import current_comm
 
         self.comm: Comm = current_comm()
         self.flat, self.buffers = Flat(self.model), Buffers(self.model)

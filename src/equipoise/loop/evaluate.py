@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..comm.virtual import rng_state, set_rng_state
+from ..core.random import rng_state, set_rng_state
+from ..core.vector import digest
 from ..data.source import Source
 from ..sync.shares import mean_of, shares_of
-from ..vector import digest
 
 if TYPE_CHECKING:
     from .attach import attach

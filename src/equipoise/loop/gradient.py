@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..errors import NonFinite
-from ..optim import sharpness_aware
-from ..speeds import Work
+from ..core.errors import NonFinite
+from .sharpness import sharpness_aware
+from .speeds import Work
 
 if TYPE_CHECKING:
     from .worker import Worker

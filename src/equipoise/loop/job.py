@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,9 @@ from torch import nn
 
 from ..batch.base import Batch
 from ..batch.fixed import Fixed
+from ..core.errors import UserError
+from ..core.stop import Stop
 from ..data.source import Source
-from ..errors import UserError
 from ..order.base import Order
 from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
@@ -45,12 +45,6 @@ class Length:
                 raise UserError(f"{name} = {value}: must be above zero")
         if not any(value is not None for value in vars(self).values()):
             raise UserError("say when the run ends: epochs, steps, samples or a budget in seconds")
-
-
-class Stop(threading.Event):
-    """Set by a signal handler; workers agree on it at their next control point. `code` is the exit code it asks for."""
-
-    code = 130
 
 
 def refuse_own_pace(period: Period, sync: Sync) -> None:

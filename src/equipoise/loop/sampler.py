@@ -12,15 +12,15 @@ from torch import nn
 
 from ..batch.base import Batch
 from ..batch.fixed import Fixed
-from ..context import Context
+from ..core.context import Context
+from ..core.errors import CheckpointError, UserError
 from ..data.source import Source
-from ..errors import CheckpointError, UserError
 from ..order.base import Order
 from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
 from ..partition.iid import IID
-from ..partition.share import shared_blocks
-from .stretch import Stretch, steps_of
+from .blocks import shared_blocks
+from .segment import Stretch, steps_of
 
 
 class Position:
@@ -201,7 +201,7 @@ class Sampler:
         seed: int = 0,
         drop_last: bool = False,
     ):
-        from ..launch.current import current_comm
+        from ..comm.current import current_comm
 
         self.comm = current_comm()
         source = data if isinstance(data, Source) else Source(data)

@@ -14,9 +14,9 @@ from torch import nn
 
 from ..batch.base import Batch
 from ..batch.fixed import Fixed
-from ..comm.network import Cluster, duration
+from ..config.recipe import DEFAULT_EPOCHS
+from ..core.errors import CheckpointError, UserError
 from ..data.source import Source
-from ..errors import CheckpointError, UserError
 from ..launch.start import spawn
 from ..order.base import Order
 from ..order.reshuffle import Reshuffle
@@ -24,7 +24,7 @@ from ..partition.base import Partition
 from ..partition.iid import IID
 from ..period.base import Period
 from ..period.every import Every
-from ..recipe import DEFAULT_EPOCHS
+from ..simulate.cluster import Cluster, duration
 from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
 from ..sync.periodic_average import PeriodicAverage
@@ -94,7 +94,7 @@ def train(
 
     Returns a `Run` whose `model` carries the mean of the workers' parameters and buffers.
     """
-    from ..launch.current import under_torchrun
+    from ..core.torchrun import under_torchrun
 
     if isinstance(model, nn.Module):
         original = model
@@ -145,7 +145,7 @@ def prepare(job: Job, resume: bool | int) -> None:
     """Make the run's folder, or find the checkpoint in it."""
     from ..checkpoint.match import refuse_mismatch
     from ..checkpoint.store import available, choose, read_manifest
-    from ..launch.current import under_torchrun
+    from ..core.torchrun import under_torchrun
 
     assert job.folder is not None
     if resume is not False:
@@ -168,9 +168,9 @@ def run_job(
     job: Job, workers: int, *, virtual: bool, cluster: Cluster | None, deterministic: bool, timeout: float
 ) -> Run:
     """Start the workers of a prepared job and collect what they give."""
-    from ..launch.current import under_torchrun
-    from ..partition.progress import shown
-    from ..partition.share import is_measured
+    from ..core.progress_bar import shown
+    from ..core.torchrun import under_torchrun
+    from .blocks import is_measured
 
     if job.blocks is None and not under_torchrun() and not is_measured(job.partition):
         with shown(not job.quiet):  # once here, not in every process

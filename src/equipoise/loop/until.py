@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 if TYPE_CHECKING:
     from .worker import Worker

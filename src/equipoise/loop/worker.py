@@ -16,23 +16,23 @@ import torch
 
 from ..checkpoint.store import load_worker, save
 from ..comm.base import Comm
-from ..comm.virtual import seed_worker
-from ..context import Context
-from ..errors import NonFinite, UserError
+from ..core.context import Context
+from ..core.errors import NonFinite, UserError
+from ..core.random import seed_worker
+from ..core.vector import Buffers, Flat
 from ..observe.observer import Observer
-from ..partition.renew import renew
-from ..partition.share import job_blocks
 from ..sync.none import NoSync
-from ..vector import Buffers, Flat
-from .agree import Control, make_equal
+from .blocks import job_blocks
+from .control import Control, make_equal
 from .evaluate import evaluate, finish, health
-from .examples import example_gradients
+from .example_gradients import example_gradients
+from .fresh_gradients import Probe
 from .gradient import backward, healthy
 from .job import Job
-from .pace import Lockstep, OwnPace
-from .probe import Probe
+from .lr_schedule import Schedule
+from .progress import Lockstep, OwnPace
+from .rebalance import renew
 from .sampler import Position
-from .schedule import Schedule
 
 
 class Worker:

@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch import nn
 
+from ..core.errors import UserError
+from ..core.method import Plain
 from ..data.base import Loaded
-from ..errors import UserError
-from ..method import Plain
 
 Kind = Literal["image", "vector", "tokens"]
 
@@ -43,7 +43,7 @@ class Model(Plain):
         kind = kind_of(data)
         if kind in kinds:
             return
-        from ..registry import name_of
+        from ..config.registry import name_of
 
         takes = {
             "image": f"images of at least {LEAST_SIDE} x {LEAST_SIDE} pixels",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..core.method import option
 from ..data.base import Loaded
-from ..method import option
 from .base import Model
 
 

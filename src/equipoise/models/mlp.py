@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from ..core.method import option
 from ..data.base import Loaded
-from ..method import option
 from .base import Model
 
 

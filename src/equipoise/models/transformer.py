@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..core.errors import UserError
+from ..core.method import option
 from ..data.base import Loaded
-from ..errors import UserError
-from ..method import option
 from .base import Model
 
 

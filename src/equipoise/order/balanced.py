@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from ..signal import signal_of
 from ..signal.base import View
 from .balancer import Balancer

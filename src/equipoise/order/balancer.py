@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..context import Context
+from ..core.context import Context
 from ..signal import restored
 from ..signal.base import View
 from .balance import Decided, repeated
-from .centre import Centre
-from .measure import Measure
+from .mean_estimate import Centre
+from .prefix_norm import Measure
+from .reordering import Units
 from .signs import SIGNS
-from .units import Units
 
 # From S, what was seen, the weights of the terms and a sign rule (and perhaps a centre) to S and the signs.
 Signer = Callable[..., tuple[torch.Tensor | None, Decided]]

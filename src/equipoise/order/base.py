@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..method import Method
+from ..core.method import Method
 from ..signal.base import Signal, View
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..errors import WorkerError
-from ..method import option
+from ..core.errors import WorkerError
+from ..core.method import option
 from ..signal.base import View
 from ..signal.layers import Layers
 from .balance import NOTHING, PAIR, Decide, Decided, alone

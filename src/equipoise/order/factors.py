@@ -14,8 +14,8 @@ import torch
 
 from ..comm.base import Comm
 from ..signal.convolution import Convolved
+from ..signal.factors_of_layer import Lookup, Made, Outer, Part
 from ..signal.layers import Layers
-from ..signal.parts import Lookup, Made, Outer, Part
 
 _SENT = 8  # multiplications that one number sent is worth
 _SMALL = 1 << 22  # multiplications that are cheaper done by everybody than shared out for a second message

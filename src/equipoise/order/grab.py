@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from .balance import SINGLE, alone
 from .balanced import Balanced
 from .balancer import Balancer
-from .centre import Centre
-from .nested import nested
+from .mean_estimate import Centre
+from .recursive import nested
 
 
 @dataclass

@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from ..signal import signal_of
 from ..signal.base import View
 from .base import Order

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..method import option
+from ..core.method import option
 from .balance import PAIR, SINGLE, alone
 from .balanced import Balanced
 from .balancer import Balancer
-from .centre import Centre
+from .mean_estimate import Centre
 
 
 @dataclass

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..method import option
+from ..core.method import option
 from ..signal.base import View
 from .base import Order
 

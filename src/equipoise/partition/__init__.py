@@ -1,7 +1,7 @@
 """Which examples does a worker own?"""
 
+from ..data.view import View as View
 from .base import Partition as Partition
-from .base import View as View
 from .contiguous import Contiguous as Contiguous
 from .dirichlet import Dirichlet as Dirichlet
 from .from_file import FromFile as FromFile

@@ -9,7 +9,7 @@ import numpy as np
 
 from .blocks import members_of, stratified
 from .capacity import checked_speeds
-from .distance import distances
+from .engine.distance import distances
 
 
 def audit(

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
-from ..method import Plain
-
-
-@dataclass
-class View:
-    """What a partition may look at: how many examples, their class labels (None if they have none), the data itself."""
-
-    examples: int
-    labels: np.ndarray | None = None
-    data: Any = None
-
-    def classes(self, asker: str) -> np.ndarray:
-        """The labels, for a partition that cannot do without."""
-        if self.labels is None:
-            raise UserError(
-                f"partition {asker} needs one class label per example; this data has none: use iid or contiguous"
-            )
-        return self.labels
+from ..core.errors import UserError
+from ..core.method import Plain
+from ..data.view import View
 
 
 @dataclass

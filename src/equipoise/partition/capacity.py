@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 SPEEDS = "relative speed of each worker, such as 1,2,4,8; equal if left out; `measure` finds out at the start"
 _SNAP = 1e-9  # of an example: quotas this near to a whole number are one, whatever the speeds were multiplied by
@@ -126,3 +126,21 @@ def _path(
                     came[taker] = (row, giver)
                     queue.append(taker)
     raise AssertionError("a controlled rounding always exists")
+
+
+def batch_sizes(speeds: Sequence[float], mean: float) -> list[int]:
+    """Batch sizes in proportion to speeds, `mean` on average, at least 1: equal time per step, equal steps per epoch.
+
+    Rounded so that the sizes of all workers together are exactly `mean` times their number.
+    """
+    rates = checked_speeds(speeds)
+    if not rates.all():
+        raise UserError(f"worker {int(np.argmin(rates))} has speed 0: leave it out, or give it a speed above zero")
+    if not mean >= 1:
+        raise UserError(f"mean = {mean}: at least one example per step is needed")
+    sizes = capacities([round(mean * len(rates))], rates)[0]
+    # One example at the least, taken from the largest: a step without examples would be no step.
+    while sizes.min() < 1:
+        sizes[np.argmin(sizes)] += 1
+        sizes[np.argmax(sizes)] -= 1
+    return sizes.tolist()

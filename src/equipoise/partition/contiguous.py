@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import Partition, View
+from ..data.view import View
+from .base import Partition
 
 
 @dataclass

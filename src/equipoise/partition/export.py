@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 
 def subsets(data: Dataset, blocks: Sequence[np.ndarray]) -> list[Subset]:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError
-from ..method import option
-from .base import Partition, View
+from ..core.errors import DataError
+from ..core.method import option
+from ..data.view import View
+from .base import Partition
 
 
 @dataclass

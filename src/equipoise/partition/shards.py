@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..method import option
-from .base import Partition, View
+from ..core.method import option
+from ..data.view import View
+from .base import Partition
 
 
 @dataclass

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..method import option
-from .base import Partition, View
+from ..core.method import option
+from ..data.view import View
+from .base import Partition
 from .blocks import Plan, blocks_of, logged, remarks, stratified
 from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
 
@@ -26,7 +27,7 @@ class Stratified(Partition):
         check_speeds_option(self.speeds)
 
     def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
-        from .strata import strata
+        from .engine.strata import strata
 
         speeds = checked_speeds(known_speeds(self.speeds), workers)
         groups, notes = strata(view, self.bins, workers)

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..core.errors import UserError
+from ..data.view import View
 from .audit import audit
-from .base import Partition, View
+from .base import Partition
+from .engine.strata import strata
 from .from_file import FromFile, read_speeds, write_blocks
-from .strata import strata
 
 
 @dataclass
@@ -45,8 +46,8 @@ def study(
     name: str = "",
 ) -> Study:
     """Divide `view` and report. `speeds` are what sizes are held against where the partition has none of its own."""
-    from ..features import feature_array
-    from ..registry import name_of
+    from ..config.registry import name_of
+    from ..data.features import feature_array
 
     started = time.perf_counter()
     plan = getattr(partition, "plan", None)

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UserError
-from ..method import option
-from .base import Partition, View
+from ..core.errors import UserError
+from ..core.method import option
+from ..data.view import View
+from .base import Partition
 from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
 
 if TYPE_CHECKING:
     from .blocks import Plan
-    from .greedy import Wish
+    from .engine.greedy import Wish
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Submodular(Partition):
     def check(self) -> None:
         from_name = isinstance(self.features, str) or callable(self.features)
         if not from_name and not hasattr(self.features, "array"):
-            from ..features import Given
+            from ..data.features import Given
 
             if not hasattr(self.features, "__array__") and not isinstance(self.features, (list, tuple)):
                 raise UserError(f"features of type {type(self.features).__name__}: pass one row of numbers per example")
@@ -87,7 +88,7 @@ class Submodular(Partition):
 
     def wish(self, speeds: np.ndarray) -> Wish:
         """The options as the greedy takes them, `auto` decided."""
-        from .greedy import Wish
+        from .engine.greedy import Wish
 
         # Values of a size-aware f are not comparable between blocks of different sizes, herding has none.
         comparable = self.objective != "herding" and not (self.objective == "graph-cut" and isinstance(self.lam, str))
@@ -98,9 +99,9 @@ class Submodular(Partition):
 
     def plan(self, view: View, workers: int, rng: np.random.Generator) -> Plan:
         """The blocks, with counts, values and remarks."""
-        from ..features import feature_array
-        from .plan import Limits, optimised
-        from .strata import strata
+        from ..data.features import feature_array
+        from .engine.solve import Limits, optimised
+        from .engine.strata import strata
 
         speeds = checked_speeds(known_speeds(self.speeds), workers)
         groups, notes = strata(view, self.bins, workers)

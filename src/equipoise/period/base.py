@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..clock import Clock
-from ..method import Method
+from ..core.clock import Clock
+from ..core.method import Method
 
 
 @dataclass

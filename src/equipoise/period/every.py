@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..clock import Clock
-from ..method import option
+from ..core.clock import Clock
+from ..core.method import option
 from .base import Period
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..clock import Clock
-from ..errors import UserError
-from ..method import option
+from ..core.clock import Clock
+from ..core.errors import UserError
+from ..core.method import option
 from .base import Period
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .html import asset, document, folded, table
 from .payload import WORDS, payload
 from .runs import Loaded, load_runs, say

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..partition.audit import summary
 from ..partition.study import Study
 from .html import document, table

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
+from ..core.toml import read_toml
 from ..observe.events import parse_events
-from ..recipe import read_toml
 
 
 @dataclass

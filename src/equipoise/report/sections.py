@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .html import folded
 from .runs import Loaded
 
@@ -30,7 +30,7 @@ def _topology(run: Loaded) -> str:
     chosen, size = run.recipe.get("topology"), run.recipe.get("workers")
     if not isinstance(chosen, dict) or not isinstance(size, int) or not 1 < size <= _DRAWN:
         return ""
-    from .. import registry
+    from ..config import registry
     from ..topology.drawing import svg
 
     options: dict[str, Any] = {k: v for k, v in chosen.items() if k != "name"}
@@ -44,7 +44,7 @@ def _topology(run: Loaded) -> str:
 def citations(runs: list[Loaded]) -> list[str]:
     """BibTeX for what the runs used, each entry once."""
     try:
-        from ..citations import cite
+        from ..config.citations import cite
     except ImportError:
         return []
     entries: dict[str, None] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 SCALES = ("small", "full")
 

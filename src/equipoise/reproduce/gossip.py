@@ -11,7 +11,7 @@ from torch import nn
 
 import equipoise as eq
 
-from ..errors import NonFinite
+from ..core.errors import NonFinite
 from ..sync.accelerated import etas, polynomial
 from ..topology.base import Topology
 from .runs import images

@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise as eq
 
-from ..context import Context
+from ..core.context import Context
 from ..signal import Rows
 from .runs import images, mean
 

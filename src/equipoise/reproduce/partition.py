@@ -9,10 +9,10 @@ import torch
 
 import equipoise as eq
 
-from ..comm.network import Link
 from ..data.source import Source
-from ..partition.base import View
+from ..data.view import View
 from ..partition.study import study
+from ..simulate.cluster import Link
 from .runs import images, mean, time_to
 
 SPEEDS = [1.0, 2.0, 4.0, 8.0]

@@ -11,8 +11,8 @@ from torch import nn
 
 import equipoise as eq
 
-from ..comm.network import Link
 from ..flatness import Surface, largest_eigenvalue, trace
+from ..simulate.cluster import Link
 from .runs import LOSS, images, mean
 
 SHARP, FLAT = 20.0, 1.0  # curvature at the bottom of the two valleys: about 21 and 2.4

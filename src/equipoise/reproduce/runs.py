@@ -13,7 +13,7 @@ from torch import nn
 
 import equipoise as eq
 
-from .. import registry
+from ..config import registry
 from ..data.base import Loaded
 from ..observe.events import read_events
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .parts import Outer, Place
+from .factors_of_layer import Outer, Place
 
 _NAMES = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
 

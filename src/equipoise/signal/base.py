@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..method import Method
+from ..core.method import Method
 
 SAMPLE = 1024  # coordinates of the gradient that herding is measured on
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .parts import Made, Outer, Part
+from .factors_of_layer import Made, Outer, Part
 
 _AT_ONCE = 1 << 18  # numbers of patches unfolded at a time: what stays near a core
 

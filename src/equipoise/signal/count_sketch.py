@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .convolution import Convolved
-from .parts import Lookup, Made, Outer, Part, hashed_words
+from .factors_of_layer import Lookup, Made, Outer, Part, hashed_words
 
 
 class CountSketch:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .base import SAMPLE, Signal
+from .factors_of_layer import Outer, Part, Place
 from .fused import FusedCall, fused_calls, is_fused
+from .hooks import Call, calls_of, refuse_batch_norm
 from .layers import Layers
-from .parts import Outer, Part, Place
 from .rules import Places, Rule, rule_of
-from .watch import Call, calls_of, refuse_batch_norm
 
 _ROUNDING = 32  # units of the last place
 _SELDOM = 4  # views from one look at the gradient to the next

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .base import Signal, sample_of
-from .live import Live, Pass, random_states
-from .watch import refuse_batch_norm
+from .hooks import refuse_batch_norm
+from .replay import Live, Pass, random_states
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .attention import attention
-from .parts import Part, Place
+from .factors_of_layer import Part, Place
 from .recurrent import recurrent
 
 

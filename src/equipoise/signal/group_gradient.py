@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..method import option
+from ..core.method import option
 from .base import Signal
 from .rows import Rows
 

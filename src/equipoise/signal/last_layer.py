@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from .base import SAMPLE, Signal, View
+from .factors_of_layer import Outer, Part
+from .hooks import Call, calls_of, refuse_batch_norm
 from .layers import Layers, ways_of
-from .parts import Outer, Part
 from .projection import Sketch
 from .rows import Rows
 from .rules import Rule, linear, rule_of
-from .watch import Call, calls_of, refuse_batch_norm
 
 
 @dataclass

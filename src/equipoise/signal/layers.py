@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from .base import View
 from .convolution import Convolved
-from .parts import Lookup, Made, Outer, Part, Place
+from .factors_of_layer import Lookup, Made, Outer, Part, Place
 
 # A pass over a vector in memory costs as much as so many multiplications each number, and a call as many as this.
 _PASS, _CALL = 8, 1 << 18

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from .base import Signal
 from .convolution import Convolved
 from .count_sketch import CountSketch
-from .parts import Lookup, Made, Outer, Part, hashed_words
+from .factors_of_layer import Lookup, Made, Outer, Part, hashed_words
+from .hooks import calls_of, refuse_batch_norm
 from .rows import Rows
 from .rules import Places, rule_of
-from .watch import calls_of, refuse_batch_norm
 
 
 @dataclass

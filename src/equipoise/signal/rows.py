@@ -48,7 +48,7 @@ class Rows(View):
         return Rows(self.rows[items], [self.sizes[i] for i in items])
 
     def join(self, later: View) -> View:
-        from .live import Live
+        from .replay import Live
 
         if isinstance(later, Live):
             return later.after(self)

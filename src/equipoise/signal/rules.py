@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .convolution import convolved
-from .parts import Lookup, Made, Outer, Part, Place
+from .factors_of_layer import Lookup, Made, Outer, Part, Place
 
 Places = tuple[Place | None, Place | None]  # of weight and bias; None where there is none or it is frozen
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..topology.base import Topology
 from .mixing import Mixing, require_static
 

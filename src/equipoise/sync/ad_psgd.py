@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..comm.base import Pending
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from ..topology.analysis import WINDOW, Key
 from ..topology.base import Topology
 from ..topology.ring import Ring

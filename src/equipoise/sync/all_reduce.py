@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import torch
 
+from ..comm.fused_reduction import add
 from ..comm.ledger import mean_cost
-from ..comm.look import add
-from ..method import option
-from ..rider import sum_carrying
+from ..comm.piggyback import sum_carrying
+from ..core.method import option
 from .base import Sync
 
 

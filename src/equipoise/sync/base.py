@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from ..method import Method
+from ..core.method import Method
 
 
 @dataclass

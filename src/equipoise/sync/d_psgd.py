@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..method import option
+from ..core.method import option
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from ..topology.tree import shallowest_tree

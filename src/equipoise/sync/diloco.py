@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..comm.fused_reduction import pieces
 from ..comm.ledger import mean_cost
-from ..comm.look import pieces
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
+from .averaging import STATES, WEIGHTS, Averaging, averaging_cost
 from .base import Sync
-from .outer import STATES, WEIGHTS, Averaging, averaging_cost
-from .overlap import Overlap
+from .overlapped_mean import Overlap
 
 
 @dataclass

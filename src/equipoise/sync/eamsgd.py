@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..comm.ledger import mean_cost
-from ..method import option
+from ..core.method import option
 from .base import Sync
 from .pull import elastic
 from .shares import BY, HELP

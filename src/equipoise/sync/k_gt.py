@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..method import option
+from ..core.method import option
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..comm.ledger import broadcast_cost, gather_cost
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from .base import Sync
 from .pull import approach
 

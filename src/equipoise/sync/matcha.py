@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..method import option
+from ..core.method import option
 from .pull import GradientWeighted
 
 

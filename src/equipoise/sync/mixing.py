@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ..comm.base import Pending
-from ..context import Context
-from ..errors import UserError
+from ..core.context import Context
+from ..core.errors import UserError
 from ..topology.base import Topology
 from .shares import shares_of
 

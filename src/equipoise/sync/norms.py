@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..context import Context
-from ..errors import UserError
+from ..core.context import Context
+from ..core.errors import UserError
 
 SOURCES = ("train", "last", "fresh")
 STEPS = {"train": 4, "last": 1, "fresh": 0}  # before a round, whose gradients are measured

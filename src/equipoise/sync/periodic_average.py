@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from ..method import option
+from ..core.method import option
+from .averaging import STATES, WEIGHTS, Averaging, averaging_cost
 from .base import Sync
-from .outer import STATES, WEIGHTS, Averaging, averaging_cost
 
 
 @dataclass

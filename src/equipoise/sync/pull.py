@@ -17,10 +17,10 @@ import torch
 
 from ..comm.base import Stream
 from ..comm.ledger import mean_cost
-from ..context import Context
-from ..errors import UserError
-from ..method import option
-from ..vector import Flat
+from ..core.context import Context
+from ..core.errors import UserError
+from ..core.method import option
+from ..core.vector import Flat
 from .base import Sync
 from .norms import SOURCES, Norms
 from .shares import BY, HELP, mean_of, scale_of, shares_of

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..method import option
+from ..core.method import option
 from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..method import option
+from ..core.method import option
 from ..topology.base import Topology
 from ..topology.one_peer import OnePeer
 from .base import Sync

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ..context import Context
-from ..errors import UserError
+from ..core.context import Context
+from ..core.errors import UserError
 
 BY = ("size", "uniform")  # what the option `weights` of a method takes
 HELP = "workers count by their share of the examples, or all alike"

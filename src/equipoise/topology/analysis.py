@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 if TYPE_CHECKING:
     from .base import Topology

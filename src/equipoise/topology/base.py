@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..errors import UserError
-from ..method import Plain, option
+from ..core.errors import UserError
+from ..core.method import Plain, option
 from . import analysis
 
 Self = TypeVar("Self", bound="Topology")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import combinations
 
-from ..method import option
+from ..core.method import option
 from .base import Topology
 
 Link = tuple[int, int, float]  # two workers that mix each other in, and the weight

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .base import Topology
 from .star import Star
 from .torus import Torus

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from .base import Static
 from .graphs import parts, reach
 from .weights import metropolis

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..method import option
+from ..core.method import option
 from .base import Topology
 
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..errors import UserError
-from ..method import option
+from ..core.errors import UserError
+from ..core.method import option
 from .base import Static
 from .graphs import parts
 from .weights import metropolis

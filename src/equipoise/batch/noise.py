@@ -1,0 +1,97 @@
+"""How noisy is a gradient? The estimators behind all rules, as functions of a few numbers.
+
+Worker m has a vector v_m, the mean gradient of n_m examples: E v_m = G and E |v_m - G|^2 = tr S / n_m, where S is the
+covariance of one example's gradient. With n = sum_m n_m and v = sum_m n_m v_m / n:
+
+    V = (sum_m n_m |v_m|^2 - n |v|^2) / (M - 1)      E V = tr S, for equal and unequal sizes
+    Q = |v|^2 - V / n                                E Q = |G|^2
+
+The first is (1 / (M - 1)) sum_m n_m |v_m - v|^2, from norms alone; for equal sizes b it is b / (M - 1) sum_m |v_m - v|^2.
+Its relative standard deviation is about sqrt(2 / ((M - 1) d)) for d effective dimensions, so that two workers will do.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..comm.fused_reduction import add
+
+
+class Evidence(NamedTuple):
+    """What is known of the noise of the gradient under test: the mean over workers, or each worker's own."""
+
+    variance: float  # tr S
+    square: float  # |G|^2 without bias: below zero where noise hides it
+    noise: float  # variance of the gradient under test in units of tr S: 1 over the examples in it
+    parts: int  # gradients that are tested alike: 1 for the mean, one a worker for their own
+    along: float = math.nan  # variance of <g_i, v> over examples, if asked for
+    loss: float = math.nan
+
+    @property
+    def norm(self) -> float:
+        """The square of the gradient under test as it is measured, noise included."""
+        return self.square + self.variance * self.noise
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.variance) and math.isfinite(self.square)
+
+
+def across_workers(
+    norms: list[float],
+    mean_norm: float,
+    sizes: list[float],
+    batches: list[float],
+    *,
+    own: bool = False,
+    products: list[float] | None = None,
+) -> Evidence | None:
+    """From all |v_m|^2, |v|^2, the n_m and the batch sizes; None with fewer than two workers that have examples.
+
+    `products` are all <v_m, v>. `own` asks for each worker's own gradient in place of their mean.
+    """
+    present = [m for m, n in enumerate(sizes) if n > 0]
+    if len(present) < 2 or not add(batches):
+        return None
+    n = add(sizes)
+    freedom = len(present) - 1
+    variance = _positive((add([sizes[m] * norms[m] for m in present]) - n * mean_norm) / freedom)
+    along = math.nan
+    if products is not None:
+        along = add([sizes[m] * (products[m] - mean_norm) ** 2 for m in present]) / freedom
+    return _evidence(variance, mean_norm - variance / n, batches, own, along)
+
+
+def across_examples(
+    spreads: list[float],
+    counts: list[float],
+    norms: list[float],
+    mean_norm: float,
+    batches: list[float],
+    *,
+    own: bool = False,
+    products: list[float] | None = None,
+) -> Evidence | None:
+    """From sum_i |g_i - their mean|^2 over `counts` examples on each worker; one worker is enough.
+
+    `norms` are all |v_m|^2 of the batches, `products` sums of squares of <g_i, v_m> around their means.
+    """
+    freedom = add([max(0.0, count - 1) for count in counts])
+    if freedom <= 0:
+        return None
+    variance = _positive(add(spreads) / freedom)
+    along = math.nan if products is None else add(products) / freedom
+    whole, present = add(batches), [m for m, b in enumerate(batches) if b > 0]
+    norm = add([batches[m] * norms[m] for m in present]) / whole if own else mean_norm
+    return _evidence(variance, norm - variance * (len(present) if own else 1) / whole, batches, own, along)
+
+
+def _evidence(variance: float, square: float, batches: list[float], own: bool, along: float) -> Evidence:
+    present = len([b for b in batches if b > 0])
+    return Evidence(variance, square, (present if own else 1) / add(batches), len(batches) if own else 1, along)
+
+
+def _positive(value: float) -> float:
+    """Rounding can leave a spread a little below zero; what is not a number stays that."""
+    return 0.0 if value < 0 else value

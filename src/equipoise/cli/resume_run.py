@@ -1,0 +1,40 @@
+"""A run that goes on: from its newest checkpoint, or from one that is named."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from ..checkpoint.store import available
+from ..config.recipe import Recipe
+from ..core.torchrun import rank, under_torchrun
+from ..loop.train import prepare, run_job
+from .run_recipe import conclude, on_torchrun, traced
+
+
+def again(recipe: Recipe, folder: Path, step: int | None, *, quiet: bool = False) -> int:
+    if under_torchrun():
+        # As many workers as it was started with; whether there were as many before does not matter.
+        recipe = on_torchrun(recipe.without("workers"))
+    job, how = recipe.build()
+    job.folder, job.quiet = folder, quiet
+    prepare(job, True if step is None else step)
+    with traced(job):
+        if rank() == 0:
+            if step is not None:
+                set_aside(folder, step)
+            # A result from before would call the run finished if this attempt were cut short.
+            (folder / "result.json").unlink(missing_ok=True)
+            recipe.dump(folder / "recipe.toml")
+        return conclude(run_job(job, **how))
+
+
+def set_aside(folder: Path, step: int) -> None:
+    """Checkpoints behind the one that was named are of a past that is undone: no resume may take them."""
+    for path in available(folder):
+        if int(path.name.removeprefix("step-")) > step:
+            aside = path.with_name(f"set-aside-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            print(f"equipoise: note: {path} is now {aside.name}", file=sys.stderr)

@@ -1,0 +1,98 @@
+"""From a recipe to a finished run: what `train`, `resume` and `demo` share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..config.recipe import Recipe
+from ..core.errors import UserError
+from ..core.torchrun import rank, under_torchrun
+from ..loop.job import Job
+from ..loop.train import Run, prepare, run_job
+from .failure import has_checkpoint, resume_command
+from .summary import summary
+
+
+def fresh(recipe: Recipe, stem: Path, *, quiet: bool = False) -> int:
+    """A new run in --out, or in the next free folder named after `stem`."""
+    run = start(recipe, stem, quiet=quiet)
+    return conclude(run)
+
+
+def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
+    recipe = on_torchrun(recipe)
+    if recipe.settings.get("out") is None and under_torchrun():
+        raise UserError("under torchrun every process must know the folder of the run: add --out FOLDER")
+    job, how = recipe.build()  # before anything is written: most mistakes show up here
+    folder = job.folder if job.folder is not None else next_free(stem)
+    job.folder, job.quiet = folder, quiet
+    prepare(job, False)
+    with traced(job):
+        if rank() == 0:
+            recipe.merged({"out": str(folder)}).dump(folder / "recipe.toml")
+        return run_job(job, **how)
+
+
+def on_torchrun(recipe: Recipe) -> Recipe:
+    """Workers are torchrun's processes, where it has started them."""
+    if not under_torchrun():
+        return recipe
+    size, asked = int(os.environ["WORLD_SIZE"]), recipe.settings.get("workers")
+    if asked not in (None, size):
+        raise UserError(f"torchrun has started {size} workers and the recipe asks for {asked}: make them equal")
+    return recipe.merged({"workers": size, "virtual": False})
+
+
+def next_free(stem: Path) -> Path:
+    """`stem-N` with the least N that is free, made at once so that two runs never share it."""
+    number = 1
+    while True:
+        folder = stem.with_name(f"{stem.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            if not stem.parent.is_dir():
+                raise UserError(f"{stem.parent} is not a folder: choose another with --out") from None
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+
+
+@contextlib.contextmanager
+def traced(job: Job) -> Iterator[None]:
+    """Errors know their run; a request that was refused before the first step leaves no folder behind."""
+    assert job.folder is not None
+    try:
+        yield
+    except Exception as error:
+        error.equipoise_run = job.folder  # type: ignore[attr-defined]
+        if under_torchrun():
+            error.equipoise_rank = rank()  # type: ignore[attr-defined]
+        if isinstance(error, UserError) and job.resume is None and rank() == 0:
+            discard_unused(job.folder)
+        raise
+
+
+def discard_unused(folder: Path) -> None:
+    """Remove what `start` made, if no worker has written anything yet."""
+    events = folder / "events.jsonl"
+    if not events.exists() or events.stat().st_size or has_checkpoint(folder):
+        return
+    with contextlib.suppress(OSError):
+        events.unlink()
+        (folder / "recipe.toml").unlink(missing_ok=True)
+        folder.rmdir()  # refuses where anything else lies in it
+
+
+def conclude(run: Run) -> int:
+    """Say how it ended; the exit code."""
+    assert run.folder is not None
+    if rank() == 0 and run.stopped:
+        print(f"stopped at step {run.result['steps']}; go on with: {resume_command(run.folder)}", flush=True)
+    elif rank() == 0:
+        summary(run.result, run.folder)
+    return run.stopped

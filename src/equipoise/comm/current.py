@@ -1,0 +1,33 @@
+"""The comm of the running worker, for `attach` and `Sampler` in a user's own loop."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from ..core.torchrun import under_torchrun
+from .base import Comm
+
+_local = threading.local()
+
+
+def set_current(comm: Comm | None) -> None:
+    _local.comm = comm
+
+
+def current_comm() -> Comm:
+    """This worker's comm: what the launcher made, the torch.distributed group at hand, or a world of one."""
+    comm = getattr(_local, "comm", None)
+    if comm is None:
+        if under_torchrun() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            from .process import ProcessComm
+
+            comm = ProcessComm.from_env()
+        else:
+            from .virtual import VirtualComm, World
+
+            world = World(1)
+            comm = VirtualComm(world, world.workers[0])
+        _local.comm = comm
+    return comm

@@ -1,0 +1,1 @@
+"""From names to objects: registry, settings, recipes, defaults, and which choices fit together."""

@@ -1,0 +1,132 @@
+"""The plain settings of a recipe: everything that is one value and no choice on an axis.
+
+One line a setting; files, flags, `--help` and checks all read this table. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from ..core.errors import UserError, did_you_mean
+
+
+class Setting(NamedTuple):
+    name: str
+    kind: type
+    default: Any  # None: not set, or decided by other choices (the help says how)
+    help: str
+    group: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+
+_WHO, _LENGTH, _STEP, _OPT, _OUT = (
+    "workers",
+    "length (whichever comes first)",
+    "step",
+    "optimizer",
+    "run folder",
+)
+
+_TABLE = [
+    Setting("workers", int, None, "number of workers (default: 4, or as many as the cluster has)", _WHO, least=1),
+    Setting(
+        "virtual",
+        bool,
+        None,
+        "run all workers inside this process, one at a time (default with --cluster)",
+        _WHO,
+    ),
+    Setting(
+        "cluster",
+        str,
+        None,
+        "cluster file to simulate: speeds of workers, bandwidth and latency of links",
+        _WHO,
+    ),
+    Setting("deterministic", bool, False, "sum in rank order: bit-equal runs", _WHO),
+    Setting("timeout", float, 300.0, "seconds to wait for a silent worker", _WHO, above=0),
+    Setting("slow", str, None, "slow workers down, to try out unequal ones: a factor each, such as 1,1,2,4", _WHO),
+    Setting(
+        "epochs",
+        float,
+        None,
+        "passes over the data (default: 1 if nothing else ends the run, 100 if a target does)",
+        _LENGTH,
+        above=0,
+    ),
+    Setting("steps", int, None, "optimizer steps", _LENGTH, least=1),
+    Setting("samples", int, None, "examples consumed by all workers", _LENGTH, least=1),
+    Setting("budget", str, None, "time, such as 90s or 10m; simulated time with --cluster", _LENGTH),
+    Setting("until", str, None, "a target, such as accuracy=0.85 or loss=0.3, at an evaluation", _LENGTH),
+    Setting("seed", int, 0, "seed of everything that is drawn", _STEP, least=0),
+    Setting("micro", int, None, "most examples per forward pass; larger batches are accumulated", _STEP, least=1),
+    Setting("clip", float, None, "clip the gradient to this norm", _STEP, above=0),
+    Setting("autocast", str, "none", "compute in lower precision", _STEP, choices=("none", "bfloat16")),
+    Setting("nonfinite", str, "stop", "what to do on a NaN or infinity", _STEP, choices=("stop", "skip")),
+    Setting("buffers", str, "local", "BatchNorm statistics", _STEP, choices=("local", "average", "recompute")),
+    Setting("drop_last", bool, False, "leave out the last, smaller batch of an epoch", _STEP),
+    Setting("optimizer", str, "sgd", "on every worker", _OPT, choices=("sgd", "adam", "adamw")),
+    Setting("lr", float, None, "learning rate (default: 0.1 for sgd, 0.001 for adam and adamw)", _OPT, above=0),
+    Setting("momentum", float, 0.0, "of sgd", _OPT, least=0, below=1),
+    Setting("nesterov", bool, False, "Nesterov's momentum", _OPT),
+    Setting("sam", float, None, "sharpness-aware minimisation within this radius: two gradients a step", _OPT, above=0),
+    Setting("weight_decay", float, 0.0, "L2 for sgd and adam, decoupled for adamw", _OPT, least=0),
+    Setting(
+        "schedule",
+        str,
+        "constant",
+        "learning rate over the part of the run that is done",
+        _OPT,
+        choices=("constant", "linear", "cosine"),
+    ),
+    Setting(
+        "scaling",
+        str,
+        "none",
+        "of the learning rate when all workers' batch is no longer the first one",
+        _OPT,
+        choices=("none", "linear", "sqrt", "adascale"),
+    ),
+    Setting("warmup", float, 0.0, "part of the run in which the rate rises to lr", _OPT, least=0, below=1),
+    Setting("out", str, None, "folder of the run (default: runs/DATA-SYNC-N)", _OUT),
+    Setting("checkpoint_every", int, None, "steps between checkpoints (default: every epoch)", _OUT, least=1),
+    Setting("keep", int, 2, "checkpoints to keep", _OUT, least=1),
+    Setting("evaluate_every", float, 1.0, "epochs between evaluations; 0.25: four in each", _OUT, above=0),
+    Setting("log_every", int, 10, "steps between logged ones", _OUT, least=1),
+    Setting("tensorboard", bool, False, "write scalars for TensorBoard too", _OUT),
+]
+
+SETTINGS = {setting.name: setting for setting in _TABLE}
+LENGTHS = ("epochs", "steps", "samples", "budget", "until")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def checked(name: str, value: Any, where: str) -> Any:
+    """The value of a setting as its kind wants it, or a UserError that names its place and the fix."""
+    setting = SETTINGS[name]
+    place = f"{where} = {value!r}"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if setting.kind is float and number:
+        value = float(value)
+    elif setting.kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # 1e6 is a handy way to write a whole number
+    elif name == "budget" and number:
+        value = str(value)
+    fits = isinstance(value, setting.kind) and isinstance(value, bool) == (setting.kind is bool)
+    if not fits:
+        raise UserError(f"{place}: takes {_WORDS[setting.kind]}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{place}: must be finite")
+    if setting.choices and value not in setting.choices:
+        raise UserError(f"{place}: {did_you_mean(value, list(setting.choices))}")
+    if setting.least is not None and value < setting.least:
+        raise UserError(f"{place}: must be at least {setting.least}")
+    if setting.above is not None and not value > setting.above:
+        raise UserError(f"{place}: must be above {setting.above}")
+    if setting.below is not None and not value < setting.below:
+        raise UserError(f"{place}: must be below {setting.below}")
+    return value

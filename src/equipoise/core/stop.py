@@ -1,0 +1,11 @@
+"""A request to stop, made by a signal handler."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Stop(threading.Event):
+    """Set by a signal handler; workers agree on it at their next control point. `code` is the exit code it asks for."""
+
+    code = 130

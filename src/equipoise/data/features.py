@@ -1,0 +1,167 @@
+"""What a partition compares examples by: rows of numbers, one per example.
+
+`eq.partition.Submodular(features=...)` takes any of these: "inputs" (the examples themselves, flattened), "bag" (for
+token ids: how often each word occurs), the path of a `.npy` file, an array with one row per example,
+`penultimate(model)`, or your own function from a `View` to such an array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..core.errors import DataError, UserError
+from .view import View
+
+_WORDS = 256  # columns of "bag"; words that share one are counted together
+
+
+def feature_array(view: View, features: Any) -> np.ndarray:
+    """The rows for a view, checked: two dimensions, one row per example, every number finite."""
+    if isinstance(features, str):
+        name = features
+        if features == "inputs":
+            found = inputs(view)
+        elif features == "bag":
+            found = bag(view)
+        else:
+            found = _from_file(features)
+    elif isinstance(features, Given):
+        name, found = "the features given", features.array
+    else:
+        name, found = "the features made by your function", features(view)
+        found = found.detach().cpu().numpy() if isinstance(found, torch.Tensor) else np.asarray(found)
+    if len(found) != view.examples:
+        raise UserError(f"{name}: {len(found)} rows for {view.examples} examples: give one row per example")
+    rows = found.reshape(len(found), -1)
+    if rows.dtype.kind not in "fiub":
+        raise UserError(f"{name} are of type {rows.dtype}: give numbers")
+    if rows.dtype.kind == "f" and not np.isfinite(rows.sum(dtype=np.float64)):
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if len(bad):
+            raise DataError(f"{name}: the row of example {bad[0]} holds NaN or infinity: mend or remove that example")
+    return rows
+
+
+def inputs(view: View) -> np.ndarray:
+    """The examples themselves, flattened."""
+    rows = _columns(view)[0]
+    if rows.dtype in (np.int32, np.int64) and rows.ndim == 2 and rows.shape[1] > 1:
+        raise UserError(
+            "the inputs are token ids, whose distances mean nothing: use features='bag', "
+            "eq.features.penultimate(model) or an array of your own"
+        )
+    return rows.reshape(len(rows), -1)
+
+
+def bag(view: View) -> np.ndarray:
+    """Word counts of token ids in 256 columns, each row of length one."""
+    tokens = _columns(view)[0]
+    if tokens.dtype.kind not in "iu":
+        raise UserError("features='bag' counts token ids and these inputs are not: use features='inputs'")
+    tokens = tokens.reshape(len(tokens), -1).astype(np.int64) % _WORDS
+    counts = np.zeros((len(tokens), _WORDS), dtype=np.float32)
+    np.add.at(counts, (np.arange(len(tokens))[:, None], tokens), 1.0)
+    return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+
+def targets(view: View) -> np.ndarray | None:
+    """The targets of every example, whatever they are; None where the data does not tell."""
+    data = view.data
+    for name in ("y", "targets"):
+        if hasattr(data, name):
+            return np.asarray(getattr(data, name))
+    if isinstance(data, (tuple, list)) and len(data) > 1 and hasattr(data[-1], "__len__"):
+        return np.asarray(data[-1])
+    return None
+
+
+def _columns(view: View) -> tuple[np.ndarray, ...]:
+    from .source import Source
+
+    if view.data is None:
+        raise UserError("this view has no data to take features from: pass features=ARRAY")
+    source = Source(view.data)
+    if source.tensors is not None:
+        return tuple(t.detach().cpu().numpy() for t in source.tensors)
+    step = 1024
+    parts = [source.batch(np.arange(i, min(i + step, len(source)))) for i in range(0, len(source), step)]
+    first = [part[0] if isinstance(part, (tuple, list)) else part for part in parts]
+    if not all(isinstance(part, torch.Tensor) for part in first):
+        raise UserError("the examples of this data set do not stack into an array: pass features=ARRAY")
+    return (torch.cat(first).cpu().numpy(),)
+
+
+def _from_file(path: str) -> np.ndarray:
+    if not path.endswith(".npy"):
+        raise UserError(f"features = {path!r}: takes inputs, bag, or the path of a .npy file")
+    try:
+        return np.load(Path(path).expanduser(), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"features: {path} cannot be read as a .npy array ({type(error).__name__})") from None
+
+
+class Given:
+    """An array of features, told apart from others by its contents: `repr` goes into checkpoints."""
+
+    def __init__(self, array: Any):
+        self.array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        if self.array.ndim == 0:
+            raise UserError("features: one row of numbers per example is needed")
+
+    def __repr__(self) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(self.array).tobytes()).hexdigest()[:16]
+        return f"Given({' x '.join(map(str, self.array.shape))} {self.array.dtype}, sha256 {digest})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and np.array_equal(self.array, other.array)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Penultimate:
+    """Runs the data through a model and keeps what enters its last linear layer."""
+
+    model: nn.Module
+    batch: int = 256
+    device: str = "cpu"
+    _caught: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
+
+    def __call__(self, view: View) -> np.ndarray:
+        from .source import Source
+
+        last = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        if not last:
+            raise UserError("penultimate: the model has no linear layer whose input could be taken")
+        source, rows = Source(view.data), []
+        training = self.model.training
+        self.model.eval()
+        hook = last[-1].register_forward_pre_hook(lambda _, arguments: self._caught.append(arguments[0]))
+        try:
+            with torch.no_grad():
+                for start in range(0, len(source), self.batch):
+                    part = source.batch(np.arange(start, min(start + self.batch, len(source))))
+                    self._caught.clear()
+                    self.model((part[0] if isinstance(part, (tuple, list)) else part).to(self.device))
+                    rows.append(self._caught[-1].flatten(1).float().cpu())
+        finally:
+            hook.remove()
+            self._caught.clear()
+            self.model.train(training)
+        return torch.cat(rows).numpy()
+
+
+def penultimate(model: nn.Module, batch: int = 256, device: str = "cpu") -> Callable[[View], np.ndarray]:
+    """Features from a trained (or even a random) network: what enters its last linear layer.
+
+    The model is run once over the data, in evaluation mode and without gradients, and left as it was.
+    """
+    return Penultimate(model, batch, device)

@@ -1,0 +1,27 @@
+"""What a partition may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UserError
+
+
+@dataclass
+class View:
+    """What a partition may look at: how many examples, their class labels (None if they have none), the data itself."""
+
+    examples: int
+    labels: np.ndarray | None = None
+    data: Any = None
+
+    def classes(self, asker: str) -> np.ndarray:
+        """The labels, for a partition that cannot do without."""
+        if self.labels is None:
+            raise UserError(
+                f"partition {asker} needs one class label per example; this data has none: use iid or contiguous"
+            )
+        return self.labels

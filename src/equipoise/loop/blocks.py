@@ -1,0 +1,92 @@
+"""A partition is computed once, by one worker, and is the same on all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..core.errors import UserError
+from ..data.view import View
+from ..partition.base import Partition
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+    from .job import Job
+
+
+def is_measured(partition: Partition) -> bool:
+    """Does it wait for the speeds of workers that run?"""
+    return getattr(partition, "speeds", None) == "measure"
+
+
+def with_speeds(partition: Partition, speeds: list[float] | None) -> Any:
+    """A partition that waits for speeds, with these; equal ones for a forecast without workers."""
+    return dataclasses.replace(partition, speeds=speeds) if is_measured(partition) else partition  # type: ignore[call-arg]
+
+
+def shared_blocks(partition: Partition, view: View, comm: Comm, seed: int) -> list[np.ndarray]:
+    """Worker 0 computes the blocks, all receive them; what it refuses is raised on all."""
+    if comm.size == 1:
+        return partition.blocks(view, 1, seed)
+    blocks, problem = [], None
+    if comm.rank == 0:
+        try:
+            blocks = partition.blocks(view, comm.size, seed)
+        except UserError as error:
+            problem = error
+    problem, sizes = comm.gather_objects((problem, [len(block) for block in blocks]))[0]
+    if problem is not None:
+        raise problem
+    flat = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.empty(view.examples, dtype=torch.int64)
+    with comm.uncounted():
+        comm.broadcast(flat)
+    return np.split(flat.numpy(), np.cumsum(sizes)[:-1])
+
+
+def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
+    """The blocks of a job: as it knows them, as its checkpoint had them, or computed, after measuring if need be."""
+    if job.blocks is not None and len(job.blocks) == comm.size:
+        return job.blocks
+    if not is_measured(job.partition):
+        return shared_blocks(job.partition, job.train.view(), comm, job.seed)
+    _refuse_to_forget(job)
+    if job.resume is not None:
+        kept = _kept_blocks(job.resume, comm)
+        if kept is not None:
+            return kept  # measured again, they would be others
+    from .speeds import job_rates
+
+    found = with_speeds(job.partition, job_rates(job, comm))
+    started = time.perf_counter()
+    blocks = shared_blocks(found, job.train.view(), comm, job.seed)
+    job.division_seconds = time.perf_counter() - started
+    return blocks
+
+
+def _refuse_to_forget(job: Job) -> None:
+    """Blocks that change between epochs suit neither an order that learns them nor workers that end epochs apart."""
+    if not getattr(job.partition, "remeasure", 0):
+        return
+    if job.order.watches:
+        name = type(job.order).__name__
+        raise UserError(
+            f"remeasure deals out blocks anew and {name} learns the order of one: use reshuffle, or remeasure 0"
+        )
+    if not job.period.lockstep:
+        raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
+
+
+def _kept_blocks(checkpoint: Path, comm: Comm) -> list[np.ndarray] | None:
+    """Those of a checkpoint by as many workers."""
+    from ..checkpoint.store import read_manifest, read_worker
+
+    manifest = read_manifest(checkpoint)
+    if manifest["workers"] != comm.size:
+        return None
+    own = read_worker(checkpoint, manifest, comm.rank)["position"]["block"]
+    return [np.asarray(block, dtype=np.int64) for block in comm.gather_objects(own)]

@@ -1,0 +1,136 @@
+"""How fast the workers are, and what follows from it: block sizes, batch sizes, the time of an epoch.
+
+A worker's speed is the examples per second of its real step: a few steps to warm up, then the median of several
+timings, taken by all workers at the same time, because workers on one machine slow each other down.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..core.errors import UserError
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+    from .job import Job
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a step is timed: steps before, steps in one timing, timings of which the median counts."""
+
+    warmup: int = 3
+    steps: int = 5
+    repetitions: int = 5
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("steps", 1), ("repetitions", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} = {getattr(self, name)}: at least {least} is needed")
+
+
+def measure_speeds(
+    step: Callable[[], Any], *, examples: float = 1.0, comm: Comm | None = None, **timing: int
+) -> list[float]:
+    """Relative speeds of all workers, the slowest being 1; every worker calls it and gets the same list.
+
+    step: one real training step without communication: forward, backward, optimizer.
+    examples: in one such step of this worker, where workers try different batch sizes.
+    timing: warmup = 3 steps, then repetitions = 5 timings of steps = 5, whose median counts.
+
+    >>> speeds = eq.measure_speeds(lambda: train_on(next(batches)), examples=32)   # on every worker
+    """
+    rates = measure_rates(step, examples, comm, Timing(**timing))
+    return [rate / min(rates) for rate in rates]
+
+
+def measure_rates(
+    step: Callable[[], Any], examples: float, comm: Comm | None = None, timing: Timing | None = None
+) -> list[float]:
+    """Examples per second of all workers."""
+    from ..comm.base import barrier
+    from ..comm.current import current_comm
+
+    timing = timing or Timing()
+    if not examples > 0:
+        raise UserError(f"examples = {examples}: say how many examples a step takes")
+    comm = comm or current_comm()
+    for _ in range(timing.warmup):
+        step()
+    timings = []
+    for _ in range(timing.repetitions):
+        barrier(comm)
+        started = time.perf_counter()
+        for _ in range(timing.steps):
+            step()
+        timings.append(time.perf_counter() - started)
+    spent = statistics.median(timings)
+    rates = comm.gather_objects(examples * timing.steps / spent if spent > 0 else None)
+    if any(rate is None for rate in rates):
+        raise UserError("the step took no time on some worker: nothing can be said of its speed; make it do real work")
+    return rates
+
+
+class Work:
+    """What this process does from here on: a machine that is declared slower takes so many times longer for it, but not for the
+    time that other processes keep the processors busy.
+    """
+
+    def __init__(self) -> None:
+        self.started, self.worked = time.perf_counter(), time.process_time()
+
+    def slow_down(self, times: float) -> None:
+        if times > 1.0:
+            busy = min(time.perf_counter() - self.started, time.process_time() - self.worked)
+            time.sleep((times - 1.0) * busy)
+
+
+def job_rates(job: Job, comm: Comm) -> list[float]:
+    """Examples per second of a job's own step on every worker; simulated ones where a cluster is described.
+
+    The step is taken on a model of its own, so that nothing of the training changes.
+    """
+    from ..core.random import rng_state, set_rng_state
+
+    slow = job.slow_down(comm.rank, comm.size)
+    if comm.virtual:
+        # Virtual workers take turns on one processor: only their simulated clock tells them apart.
+        with comm.uncounted():
+            return comm.gather_objects(1e6 / comm.computed(1e6 * slow))
+    kept = rng_state()
+    try:
+        step, examples = _job_step(job, comm, slow)
+        with comm.uncounted():
+            return measure_rates(step, examples, comm)
+    finally:
+        set_rng_state(kept)
+
+
+def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int]:
+    model = job.model().to(job.device).train()
+    optimizer = job.optimizer(model.parameters())
+    given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]
+    sizes = [np.max(value) for value in given if isinstance(value, (int, list))]
+    # The same on all workers: unlike batches would be compared at unlike efficiency.
+    count = min(len(job.train), int(sizes[0]) if sizes else 32)
+    stream = np.random.default_rng([job.seed, 61, comm.rank])
+
+    def step() -> None:
+        work = Work()
+        inputs, targets = job.train.batch(stream.integers(len(job.train), size=count))
+        with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
+            loss = job.loss(model(inputs.to(job.device)), targets.to(job.device))
+        optimizer.zero_grad()
+        loss.backward()
+        loss.item()  # waits for a device that works in the background
+        work.slow_down(slow)
+        optimizer.step()
+
+    return step, count

@@ -1,0 +1,1 @@
+"""The engines of the submodular partition: similarities, objectives, greedy algorithms, exchanges."""
