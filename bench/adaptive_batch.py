@@ -29,7 +29,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.config.build import language_loss
 from equipoise.data import CIFAR10, Text
-from equipoise.loop.lr_schedule import Schedule, gain
+from equipoise.loop.lr_schedule import LRSchedule, gain
 from equipoise.models import Transformer
 
 WORKERS = 4
@@ -93,7 +93,7 @@ def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
             train,
             test=test,
             optimizer=optimizer,
-            scheduler=lambda o: Schedule(o, "cosine", 0.1, args.text_scaling if text else args.scaling),
+            scheduler=lambda o: LRSchedule(o, "cosine", 0.1, args.text_scaling if text else args.scaling),
             workers=WORKERS,
             epochs=args.text_epochs if text else args.epochs,
             batch=case.batch,

@@ -20,7 +20,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm, barrier
-from equipoise.data.base import Arrays, Loaded
+from equipoise.data.base import Arrays, LoadedData
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
@@ -37,7 +37,7 @@ RULES = {
 def lenet() -> nn.Module:
     torch.manual_seed(0)
     empty = Arrays(torch.zeros(1, 3, 32, 32).numpy(), torch.zeros(1, dtype=torch.int64).numpy())
-    return LeNet().build(Loaded(empty, empty, "classify", 10, (3, 32, 32)))
+    return LeNet().build(LoadedData(empty, empty, "classify", 10, (3, 32, 32)))
 
 
 def pictures(examples: int = 4096) -> tuple[torch.Tensor, torch.Tensor]:

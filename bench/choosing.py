@@ -59,7 +59,7 @@ Make = Callable[[Situation], dict[str, Any]]
 def fair(situation: Situation) -> dict[str, Any]:
     """Blocks and batches by speed; only for data that may be moved."""
     return {
-        "partition": eq.partition.Submodular(speeds="measure", objective="herding"),
+        "partition": eq.partition.Submodular(speeds="measured", objective="herding"),
         "batch": eq.batch.Proportional(16),
     }
 

@@ -26,6 +26,7 @@ from common import report
 from equipoise.compare.table import Spread
 from equipoise.config.recipe import Recipe
 from equipoise.core.errors import WorkerError
+from equipoise.loop.from_recipe import assemble
 from equipoise.loop.train import run_job
 
 SPEEDS = [1, 1, 2, 2, 4, 4, 8, 8]
@@ -105,7 +106,7 @@ def one(task: tuple[dict[str, Any], int, argparse.Namespace]) -> dict[str, Any]:
     model = {"name": "mlp", "hidden": [64]} if args.data == "digits" else {"name": "lenet"}
     common = {"data": data, "model": model, "batch": 16, "epochs": args.epochs, "until": args.until, "seed": seed}
     common |= {"cluster": args.cluster, "evaluate_every": 0.25}
-    job, how = Recipe.from_dict(common | table).build()
+    job, how = assemble(Recipe.from_dict(common | table))
     found = {"time": float("inf"), "samples": 0, "rounds": 0, "bytes": 0}
     with contextlib.suppress(WorkerError):  # a learning rate that is too large
         reached = run_job(job, **how).result["reached"]

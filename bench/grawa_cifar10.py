@@ -36,9 +36,9 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.errors import NonFinite
 from equipoise.data import CIFAR10
-from equipoise.data.base import Arrays, Loaded
+from equipoise.data.base import Arrays, LoadedData
 from equipoise.flatness import Surface, gradient_norm, largest_eigenvalue, trace
-from equipoise.loop.lr_schedule import Schedule
+from equipoise.loop.lr_schedule import LRSchedule
 from equipoise.models import VGG, ResNet
 from equipoise.simulate.cluster import Cluster, Link
 
@@ -137,7 +137,7 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
         )
         CACHE["test"] = small(loaded.test)
         shape = (3, args.side, args.side)
-        CACHE["loaded"] = Loaded(Arrays(*CACHE["train"]), Arrays(*CACHE["test"]), "classify", 10, shape)
+        CACHE["loaded"] = LoadedData(Arrays(*CACHE["train"]), Arrays(*CACHE["test"]), "classify", 10, shape)
     return CACHE
 
 
@@ -175,7 +175,7 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
             data["train"],
             test=data["held" if held_out else "test"],
             optimizer=lambda p: torch.optim.SGD(p, lr=setting.lr, momentum=0.9, nesterov=True, weight_decay=5e-4),
-            scheduler=lambda optimizer: Schedule(optimizer, "cosine", 0.05),
+            scheduler=lambda optimizer: LRSchedule(optimizer, "cosine", 0.05),
             workers=args.workers,
             budget=args.budget,
             batch=args.batch,

@@ -27,7 +27,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context
-from equipoise.data.base import Loaded
+from equipoise.data.base import LoadedData
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
@@ -58,14 +58,16 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def images(shape: tuple[int, ...]) -> Loaded:
+def images(shape: tuple[int, ...]) -> LoadedData:
     nothing = (torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
-    return Loaded(train=nothing, test=nothing, task="classify", outputs=10, shape=shape, tokens=None, notes={})
+    return LoadedData(train=nothing, test=nothing, task="classify", outputs=10, shape=shape, tokens=None, notes={})
 
 
-def words() -> Loaded:
+def words() -> LoadedData:
     nothing = (torch.zeros(1, LENGTH, dtype=torch.int64), torch.zeros(1, LENGTH, dtype=torch.int64))
-    return Loaded(train=nothing, test=nothing, task="language", outputs=WORDS, shape=(LENGTH,), tokens=WORDS, notes={})
+    return LoadedData(
+        train=nothing, test=nothing, task="language", outputs=WORDS, shape=(LENGTH,), tokens=WORDS, notes={}
+    )
 
 
 def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:

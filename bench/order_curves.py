@@ -28,7 +28,7 @@ import equipoise as eq
 from equipoise.comm.base import Comm, barrier
 from equipoise.config.build import language_loss
 from equipoise.data import CIFAR10, TSV, Text
-from equipoise.data.base import Loaded
+from equipoise.data.base import LoadedData
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
@@ -37,7 +37,7 @@ from equipoise.order import CDGraB, IDGraB, Order, Reshuffle
 
 
 class Task(NamedTuple):
-    load: Callable[[Path, bool], Loaded]
+    load: Callable[[Path, bool], LoadedData]
     model: Any
     loss: Any
     lr: float
@@ -133,7 +133,7 @@ def measure(task: Task, model: nn.Module, data: Any, limit: int) -> tuple[float,
     return mean, float(np.exp(mean)) if task.loss is language_loss else right / seen
 
 
-def curve(task: Task, data: Loaded, order: Order, workers: int, epochs: int, lr: float, seed: int) -> list[Point]:
+def curve(task: Task, data: LoadedData, order: Order, workers: int, epochs: int, lr: float, seed: int) -> list[Point]:
     points: list[Point] = []
 
     def build() -> nn.Module:

@@ -198,7 +198,7 @@ def attached(name: str, period: int, momentum: float = 0.0) -> str:
         torch.manual_seed(11)
         model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Dropout(0.1), nn.Linear(12, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)
-        sampler = eq.Sampler(data, partition=eq.partition.Dirichlet(alpha=0.5), batch=8, seed=3)
+        sampler = eq.Sampler(data, partition=eq.partition.IID(), batch=8, seed=3)
         sync = getattr(eq.sync, name)()
         with eq.attach(model, optimizer, sync=sync, period=period, sampler=sampler) as together:
             for _ in range(2):
@@ -230,8 +230,8 @@ def measure(only: str) -> dict[str, str]:
                 print(name, rows["virtual"], file=sys.stderr, flush=True)
             found |= {f"{name}/{way}": value for way, value in rows.items()}
     every_step = {"NoSync", "AllReduce", "DPSGD", "D2", "DSGT", "DeTAG", "EDM"}
-    for name, cls in vars(eq.sync).items():
-        if isinstance(cls, type) and not name.startswith(("Sync", "_")) and only in f"attach-{name}":
+    for name in dir(eq.sync):
+        if name != "Sync" and isinstance(getattr(eq.sync, name), type) and only in f"attach-{name}":
             found[f"attach-{name}"] = attached(name, 1 if name in every_step else 2)
     if only in "attach-momentum":
         found["attach-momentum"] = attached("PeriodicAverage", 4, 0.9)

@@ -11,16 +11,16 @@ import torch
 from equipoise.comm.virtual import VirtualComm, World
 from equipoise.core.context import Context
 from equipoise.core.errors import UserError
-from equipoise.core.method import Method, Plain, option
+from equipoise.core.method import Configurable, Method, option
 
 
 @dataclass
-class Inner(Plain):
+class Inner(Configurable):
     depth: int = option(1, help="how deep", least=0)
 
 
 @dataclass
-class Options(Plain):
+class Options(Configurable):
     count: int = option(3, help="a whole number", least=1, most=9)
     rate: float = option(0.5, help="a number", above=0.0, below=1.0)
     many: int | list[int] = option(4, help="one or several", least=1)
@@ -97,7 +97,7 @@ def test_values_are_taken_as_their_hint_wants_them(given: dict[str, Any], name: 
 
 def test_an_int_becomes_a_float_where_a_float_is_wanted() -> None:
     @dataclass
-    class Open(Plain):
+    class Open(Configurable):
         rate: float = option(1.0, help="a number")
 
     assert type(Open(2).rate) is float

@@ -8,6 +8,7 @@ from equipoise.config.recipe import Choice, Recipe
 from equipoise.config.registry import Entry, entries
 from equipoise.core.errors import UserError
 from equipoise.core.toml import read_toml
+from equipoise.loop.from_recipe import assemble
 from equipoise.loop.lr_schedule import factor
 from equipoise.simulate.cluster import Cluster
 
@@ -188,7 +189,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_topology_reaches_the_sync() -> None:
     recipe = Recipe.from_dict({"sync": "d-psgd", "topology": "complete"})
-    job, _ = recipe.build()
+    job, _ = assemble(recipe)
     assert type(job.sync.topology).__name__ == "Complete"  # type: ignore[attr-defined]
     assert recipe.resolved()["topology"]["name"] == "complete"
     assert "topology" not in recipe.resolved()["sync"]
@@ -197,9 +198,9 @@ def test_topology_reaches_the_sync() -> None:
 
 
 def test_build_gives_what_run_job_takes() -> None:
-    job, how = Recipe.from_dict(
-        {"workers": 3, "seed": 5, "clip": 2, "autocast": "bfloat16", "data": "synthetic"}
-    ).build()
+    job, how = assemble(
+        Recipe.from_dict({"workers": 3, "seed": 5, "clip": 2, "autocast": "bfloat16", "data": "synthetic"})
+    )
     assert how == {"workers": 3, "virtual": False, "cluster": None, "deterministic": False, "timeout": 300.0}
     assert (job.seed, job.clip, job.autocast) == (5, 2.0, torch.bfloat16)
     assert job.fingerprint["data.name"] == "synthetic"
@@ -207,11 +208,11 @@ def test_build_gives_what_run_job_takes() -> None:
 
 def test_the_seed_alone_decides_the_model() -> None:
     before = torch.get_rng_state()
-    job, _ = Recipe.from_dict({"seed": 1}).build()
+    job, _ = assemble(Recipe.from_dict({"seed": 1}))
     torch.manual_seed(1234)
     first, second = (torch.cat([p.flatten() for p in job.model().parameters()]) for _ in range(2))
     assert torch.equal(first, second)
-    other, _ = Recipe.from_dict({"seed": 2}).build()
+    other, _ = assemble(Recipe.from_dict({"seed": 2}))
     assert not torch.equal(first, torch.cat([p.flatten() for p in other.model().parameters()]))
     torch.set_rng_state(before)
 
@@ -226,7 +227,7 @@ def test_the_seed_alone_decides_the_model() -> None:
     ],
 )
 def test_optimizers(table: dict[str, Any], cls: type, group: dict[str, Any]) -> None:
-    job, _ = Recipe.from_dict(table).build()
+    job, _ = assemble(Recipe.from_dict(table))
     optimizer = job.optimizer([torch.nn.Parameter(torch.zeros(2))])
     assert type(optimizer) is cls
     assert group.items() <= optimizer.param_groups[0].items()
@@ -238,7 +239,7 @@ def test_the_loss_fits_the_task(kind: str, tmp_path: Path) -> None:
     if kind == "language":
         (tmp_path / "words").write_text("the cat sat on the mat\n" * 50)
         data = {"name": "text", "path": str(tmp_path / "words"), "length": 5}
-    job, _ = Recipe.from_dict({"data": data}).build()
+    job, _ = assemble(Recipe.from_dict({"data": data}))
     import numpy as np
 
     inputs, targets = job.train.batch(np.arange(3))
@@ -262,7 +263,7 @@ def test_a_schedule_falls_to_the_end_of_the_run_and_wastes_no_step(length: dict[
 
     table = {"schedule": "linear", "lr": 1.0, "warmup": 0.25, "log_every": 1, "workers": 2, "virtual": True}
     recipe = Recipe.from_dict(table | length | {"model": "logistic", "out": str(tmp_path)})
-    job, how = recipe.build()
+    job, how = assemble(recipe)
     prepare(job, False)
     rates = [e["lr"] for e in run_job(job, **how).events if e["event"] == "step" and e["worker"] == 0]
     assert len(rates) == 46

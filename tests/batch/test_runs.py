@@ -18,7 +18,7 @@ from equipoise.comm.ledger import mean_cost
 from equipoise.core.errors import UserError
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
-from equipoise.loop.lr_schedule import Schedule, gain
+from equipoise.loop.lr_schedule import LRSchedule, gain
 from equipoise.loop.worker import Worker
 
 from ..contract import toy
@@ -213,7 +213,7 @@ def test_resume_in_the_middle_of_a_round(stop: int, tmp_path: Path) -> None:
         eq.batch.NormTest(start=4, eta=0.6, gradient="first"),
         eq.batch.Schedule(plan=[4, 9], at=[100], unit="samples"),
     ]
-    schedule = lambda optimizer: Schedule(optimizer, "cosine", 0.1, "sqrt")  # noqa: E731
+    schedule = lambda optimizer: LRSchedule(optimizer, "cosine", 0.1, "sqrt")  # noqa: E731
     for at, rule in enumerate(rules):
         whole = train(rule, steps=20, scheduler=schedule).result
         train(rule, steps=20, scheduler=schedule, checkpoint_every=stop, keep=9, out=tmp_path / str(at))
@@ -424,7 +424,7 @@ def test_the_rate_follows_samples_and_the_batch(scaling: str) -> None:
     rule = eq.batch.NormTest(start=4, eta=0.5, most=32)
     rates: list[tuple[int, int, float]] = []
 
-    class Heard(Schedule):
+    class Heard(LRSchedule):
         def step(self) -> None:
             assert self.worker is not None
             rates.append((self.worker.position.consumed, self.worker.clock.batch, self.worker.clock.lr))
@@ -448,7 +448,7 @@ def test_the_rate_follows_samples_and_the_batch(scaling: str) -> None:
 
 
 def test_adascale_needs_a_rule_that_measures() -> None:
-    schedule = lambda optimizer: Schedule(optimizer, scaling="adascale")  # noqa: E731
+    schedule = lambda optimizer: LRSchedule(optimizer, scaling="adascale")  # noqa: E731
     with pytest.raises(UserError, match="norm-test"):
         train(eq.batch.Fixed(8), scheduler=schedule)
     rates = workers_of(

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.comm.measure_links import measure_links, summarised, tournament
+from equipoise.comm.measure_links import measure_links, round_robin_pairs, summarised
 from equipoise.core.errors import UserError
 from equipoise.launch.start import spawn
 from equipoise.simulate.cluster import PAYLOAD, Cluster, Link, Traffic
-from equipoise.simulate.failures import Chance
+from equipoise.simulate.failures import FailureModel
 
 LINK = Link(8e6 / PAYLOAD, 1e-3)  # a byte in a microsecond
 FOUR = [{"count": 2, "site": "a"}, {"count": 2, "site": "b"}]
@@ -138,22 +138,22 @@ def _written(folder: Path, cluster: Cluster) -> Path:
 # -- chance -------------------------------------------------------------------------------------------------------
 def test_jitter_has_mean_one_and_its_deviation_and_follows_from_the_step_alone() -> None:
     cluster = Cluster([1.0] * 2, jitter=[0.0, 0.3])
-    assert Chance(cluster, 0, 5).factor(17) == 1.0
-    one = Chance(cluster, 1, 5)
+    assert FailureModel(cluster, 0, 5).factor(17) == 1.0
+    one = FailureModel(cluster, 1, 5)
     factors = np.array([one.factor(step) for step in range(20_000)])
     assert factors.mean() == pytest.approx(1.0, abs=4 * 0.3 / math.sqrt(20_000))
     assert factors.std() == pytest.approx(0.3, rel=0.05)
-    assert [Chance(cluster, 1, 5).factor(step) for step in (900, 3)] == [factors[900], factors[3]]
-    assert Chance(cluster, 1, 6).factor(3) != factors[3]
+    assert [FailureModel(cluster, 1, 5).factor(step) for step in (900, 3)] == [factors[900], factors[3]]
+    assert FailureModel(cluster, 1, 6).factor(3) != factors[3]
 
 
 def test_failures_are_a_poisson_process_that_can_be_asked_for_any_time() -> None:
     cluster = Cluster([1.0], failures_per_hour=6.0)
-    chance = Chance(cluster, 0, 1)
+    chance = FailureModel(cluster, 0, 1)
     counts = [chance.failures(600.0 * k, 600.0 * (k + 1)) for k in range(4000)]
     assert np.mean(counts) == pytest.approx(1.0, abs=4 / math.sqrt(4000))
     assert np.var(counts) == pytest.approx(1.0, abs=0.1)
-    other = Chance(cluster, 0, 1)
+    other = FailureModel(cluster, 0, 1)
     assert other.failures(600.0 * 100, 600.0 * 101) == counts[100]
     assert other.failures(0.0, 600.0 * 4000) == sum(counts)
 
@@ -200,7 +200,7 @@ def test_chance_is_resumed_and_differs_from_seed_to_seed(tmp_path: Path) -> None
 # -- measuring ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("size", range(1, 10))
 def test_everybody_meets_everybody_once_and_one_at_a_time(size: int) -> None:
-    rounds = tournament(size)
+    rounds = round_robin_pairs(size)
     pairs = [pair for games in rounds for pair in games]
     assert sorted(pairs) == [(a, b) for a in range(size) for b in range(a + 1, size)]
     assert all(len({w for pair in games for w in pair}) == 2 * len(games) for games in rounds)

@@ -10,13 +10,13 @@ import pytest
 
 from equipoise.compare.grid import Combination
 from equipoise.compare.plan import Task
-from equipoise.compare.table import Measure, Spread, cells, rows_of
+from equipoise.compare.table import Criterion, Spread, cells, rows_of
 from equipoise.compare.words import sentence, within_spread
 from equipoise.compare.write import as_csv, as_markdown
 from equipoise.config.recipe import Recipe
 from equipoise.loop.until import Until
 
-MEASURE = Measure("simulated_seconds", Until("accuracy", 0.9), "accuracy")
+MEASURE = Criterion("simulated_seconds", Until("accuracy", 0.9), "accuracy")
 
 
 def run(
@@ -38,11 +38,11 @@ def run(
     return task
 
 
-def said(*tasks: Task, reference: str = "base", measure: Measure = MEASURE) -> str:
+def said(*tasks: Task, reference: str = "base", measure: Criterion = MEASURE) -> str:
     return sentence(rows_of(list(tasks), measure), measure, reference)
 
 
-def ranks(*tasks: Task, measure: Measure = MEASURE) -> list[tuple[int, str]]:
+def ranks(*tasks: Task, measure: Criterion = MEASURE) -> list[tuple[int, str]]:
     return [(row.rank, row.name) for row in rows_of(list(tasks), measure)]
 
 
@@ -63,7 +63,7 @@ def test_reached_by_time_then_by_metric_then_failures() -> None:
 
 
 def test_a_loss_is_better_when_it_is_lower() -> None:
-    measure = Measure("samples", Until("loss", 0.05), "loss")
+    measure = Criterion("samples", Until("loss", 0.05), "loss")
     assert ranks(run("a", accuracy=0.5), run("b", accuracy=0.7), measure=measure) == [(1, "b"), (2, "a")]
 
 
@@ -134,7 +134,7 @@ def test_failures_are_named() -> None:
 
 
 def test_without_a_target_or_a_clock() -> None:
-    free = Measure("samples", None, "accuracy")
+    free = Criterion("samples", None, "accuracy")
     text = said(
         *(run("a", s, accuracy=0.9 + s / 100) for s in (0, 1)),
         *(run("b", s, accuracy=0.8) for s in (0, 1)),

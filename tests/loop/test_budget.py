@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.loop.lr_schedule import Schedule
+from equipoise.loop.lr_schedule import LRSchedule
 from equipoise.observe.events import read_events
 from equipoise.simulate.cluster import Cluster, Link
 
@@ -18,7 +18,7 @@ TIMED: dict[str, Any] = {
     "steps": None,
     "budget": "0.4s",
     "log_every": 1,
-    "scheduler": lambda optimizer: Schedule(optimizer, "linear", 0.0),
+    "scheduler": lambda optimizer: LRSchedule(optimizer, "linear", 0.0),
 }
 
 

@@ -19,7 +19,7 @@ from equipoise.core.context import Context
 from equipoise.core.errors import CheckpointError, UserError
 from equipoise.launch.start import spawn
 from equipoise.loop.sampler import Position, Sampler
-from equipoise.loop.segment import Stretch
+from equipoise.loop.segment import ConstantBatchSegment
 from equipoise.order import FlipFlop, Reshuffle, Sequential, ShuffleOnce
 from equipoise.partition import Contiguous
 
@@ -136,12 +136,12 @@ def test_spread_batches_differ_by_one_and_end_together(blocks: list[int], data: 
 def test_a_stretch_begun_anew_goes_on_alike(
     left: list[int], data: st.DataObject, done: int, spread: bool, drop_last: bool
 ) -> None:
-    """A checkpoint keeps what was taken, not the stretch: s steps and then t are s + t of them."""
+    """A checkpoint keeps what was taken, not the segment: s steps and then t are s + t of them."""
     batch = np.array(data.draw(st.lists(st.integers(1, 12), min_size=len(left), max_size=len(left))))
-    whole = Stretch(np.array(left), batch, 0, drop_last, spread)
+    whole = ConstantBatchSegment(np.array(left), batch, 0, drop_last, spread)
     whole.done = min(done, whole.steps)
     first = whole.taken()
-    rest = Stretch(np.array(left) - first, batch, 0, drop_last, spread)
+    rest = ConstantBatchSegment(np.array(left) - first, batch, 0, drop_last, spread)
     assert rest.steps == whole.steps - whole.done
     for _ in range(rest.steps):
         whole.done += 1
@@ -205,7 +205,7 @@ def test_what_is_left_is_dealt_out_once(blocks: list[int], batch: int, stop: int
         else []
     )
     for w in new:
-        w.deal_left_overs(states)
+        w.redistribute(states)
     if not new:
         return
     assert all(abs(len(a.sequence) - len(b.sequence)) <= 1 for a in new for b in new)
@@ -233,7 +233,7 @@ def test_dealt_examples_can_be_saved_and_dealt_again() -> None:
             assert w.state_dict() == state
         workers = positions([40 // size] * size, 2)
         for w in workers:
-            w.deal_left_overs(states)
+            w.redistribute(states)
     assert workers[0].part_done == pytest.approx(len(done) / 40)
     assert sorted(done + seen(epoch(workers))) == [1000 * w + i for w in range(4) for i in range(10)]
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from equipoise.config import registry
 from equipoise.core.errors import UserError
-from equipoise.data import Arrays, Loaded
+from equipoise.data import Arrays, LoadedData
 from equipoise.models import LSTM, MLP, VGG, LeNet, Logistic, Model, ResNet, Transformer
 
 
-def made(task: str, shape: tuple[int, ...], outputs: int, tokens: int | None = None, n: int = 6) -> Loaded:
+def made(task: str, shape: tuple[int, ...], outputs: int, tokens: int | None = None, n: int = 6) -> LoadedData:
     torch.manual_seed(1)
     x = torch.randn(n, *shape) if tokens is None else torch.randint(2, tokens, (n, *shape))
     if task == "regress":
@@ -24,7 +24,7 @@ def made(task: str, shape: tuple[int, ...], outputs: int, tokens: int | None = N
     if tokens is not None and task == "classify":
         x[0, 2:] = 0  # a short sentence, and an empty one
         x[1] = 0
-    return Loaded(Arrays(x, y), Arrays(x, y), task, outputs, shape, tokens)  # type: ignore[arg-type]
+    return LoadedData(Arrays(x, y), Arrays(x, y), task, outputs, shape, tokens)  # type: ignore[arg-type]
 
 
 DATA = {
@@ -57,7 +57,7 @@ FITS: list[tuple[Model, tuple[str, ...]]] = [
 ]
 
 
-def loss_of(net: torch.nn.Module, data: Loaded) -> torch.Tensor:
+def loss_of(net: torch.nn.Module, data: LoadedData) -> torch.Tensor:
     x, y = data.train.batch(np.arange(len(data.train)))
     out = net(x)
     if data.task == "regress":

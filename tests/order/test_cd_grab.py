@@ -18,7 +18,7 @@ from equipoise.signal import Rows
 from .drive import bound, parallel_floor, sphere, visit
 
 
-def in_one_place(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
+def reduce_in_memory(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
     """The definition, with all vectors at hand: pairs of all workers in sequence against one S."""
     orders = [np.random.default_rng([seed, w, 1, 0]).permutation(len(b)).tolist() for w, b in enumerate(blocks)]
     for _ in range(epochs):
@@ -83,7 +83,7 @@ def test_equals_the_definition(batch: int, coordinate: str, sizes: tuple[int, ..
     for order, n in zip(found, sizes, strict=True):
         assert sorted(order) == list(range(n))
     if batch < 3 or len(set(sizes)) == 1:
-        assert found == in_one_place(blocks, 3)
+        assert found == reduce_in_memory(blocks, 3)
 
 
 @pytest.mark.parametrize("sign", ["greedy", "walk"])

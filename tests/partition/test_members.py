@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.config import registry
-from equipoise.data.view import View
+from equipoise.data.view import DatasetView
 
 LABELS = np.random.default_rng(0).integers(5, size=203)
 FEATURES = np.random.default_rng(1).standard_normal((203, 3)).astype(np.float32)
@@ -21,7 +21,7 @@ def profile(blocks: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("workers", [1, 2, 7, 203])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_has_one_owner_and_every_worker_an_example(name: str, workers: int) -> None:
-    view = View(203, LABELS, (FEATURES, LABELS))
+    view = DatasetView(203, LABELS, (FEATURES, LABELS))
     blocks = registry.get("partition", name)().blocks(view, workers, seed=3)
     assert np.sort(np.concatenate(blocks)).tolist() == list(range(203))
     assert min(map(len, blocks)) >= 1
@@ -30,7 +30,7 @@ def test_every_example_has_one_owner_and_every_worker_an_example(name: str, work
 
 
 def test_skew_makers_skew_and_the_others_do_not() -> None:
-    view = View(203, LABELS, (FEATURES, LABELS))
+    view = DatasetView(203, LABELS, (FEATURES, LABELS))
     most = {name: profile(registry.get("partition", name)().blocks(view, 5, seed=0)).max() for name in NAMES}
     for name in ("sorted", "shards", "dirichlet"):
         assert most[name] > 0.4, name
@@ -41,6 +41,6 @@ def test_skew_makers_skew_and_the_others_do_not() -> None:
 def test_small_alpha_is_more_skewed() -> None:
     from equipoise.partition import Dirichlet
 
-    view = View(203, LABELS)
+    view = DatasetView(203, LABELS)
     means = [np.mean([profile(Dirichlet(a).blocks(view, 4, s)).mean() for s in range(10)]) for a in (0.05, 1.0, 100.0)]
     assert means[0] > means[1] > means[2]

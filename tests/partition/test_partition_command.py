@@ -66,7 +66,7 @@ def test_without_matplotlib_the_page_has_no_pictures(tmp_path: Path, monkeypatch
         (["--workers", "0"], "at least 1"),
         (["--partition", "submoduler"], "did you mean 'submodular'"),
         (["--partition.objectve", "herding"], "did you mean 'objective'"),
-        (["--partition.speeds", "measure"], "give numbers here"),
+        (["--partition.speeds", "measured"], "give numbers here"),
         (["comparison"], "did you mean 'compare'"),
         (["compare"], "compare what"),
         (["compare", "iid:speeds"], "NAME:OPTION=VALUE"),

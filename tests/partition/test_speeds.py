@@ -15,7 +15,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.errors import UserError
 from equipoise.data.source import Source
-from equipoise.data.view import View
+from equipoise.data.view import DatasetView
 from equipoise.loop import speeds as speeds_module
 from equipoise.loop.blocks import job_blocks, shared_blocks
 from equipoise.loop.job import Job, Length
@@ -92,7 +92,7 @@ def test_a_described_cluster_is_measured_exactly() -> None:
 def test_measured_blocks_follow_the_cluster_and_survive_a_resume(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "workers": 4,
-        "partition": eq.partition.Submodular(speeds="measure"),
+        "partition": eq.partition.Submodular(speeds="measured"),
         "batch": eq.batch.Proportional(5),
         "cluster": eq.Cluster(RATES),
     }
@@ -126,7 +126,7 @@ def test_workers_that_change_speed_get_other_blocks(
         return table[min(len(known) - 1, 1)]
 
     monkeypatch.setattr(speeds_module, "job_rates", rates)
-    partition = eq.partition.Stratified(speeds="measure", remeasure=1)
+    partition = eq.partition.Stratified(speeds="measured", remeasure=1)
     loss = nn.CrossEntropyLoss()
     options: dict[str, Any] = {"workers": 2, "partition": partition, "batch": eq.batch.Proportional(5)}
     run = eq.train(model, loss, (X, Y), epochs=3, out=tmp_path / "run", **options)
@@ -148,7 +148,7 @@ def test_workers_that_change_speed_get_other_blocks(
     ],
 )
 def test_blocks_that_change_do_not_go_with_everything(options: dict[str, Any], words: str) -> None:
-    partition = eq.partition.Stratified(speeds="measure", remeasure=2)
+    partition = eq.partition.Stratified(speeds="measured", remeasure=2)
     options = {"sync": eq.sync.PeriodicAverage(), **options}
     with pytest.raises(UserError, match=words):
         eq.train(model, nn.CrossEntropyLoss(), (X, Y), workers=2, partition=partition, **options)
@@ -173,7 +173,7 @@ class Counted(Partition):
 
     path: str = ""
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         with open(self.path, "a") as file:
             file.write("asked\n")
         return np.array_split(rng.permutation(view.examples), workers)
@@ -181,7 +181,7 @@ class Counted(Partition):
 
 @dataclass
 class Refusing(Partition):
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         raise UserError("no way: do something else")
 
 

@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.core.errors import DataError, UserError
 from equipoise.data.features import feature_array
 from equipoise.data.source import Source
-from equipoise.data.view import View
+from equipoise.data.view import DatasetView
 from equipoise.partition.engine.strata import strata
 from equipoise.partition.submodular import view_of
 
@@ -82,7 +82,7 @@ def test_features_from_everywhere(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="takes inputs, bag"):
         feature_array(view, "pixels")
     with pytest.raises(UserError, match="no data"):
-        feature_array(View(60), "inputs")
+        feature_array(DatasetView(60), "inputs")
 
 
 def test_features_of_a_dataset_without_tensors() -> None:

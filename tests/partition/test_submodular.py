@@ -13,14 +13,14 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.errors import DataError, UserError
 from equipoise.partition.audit import audit, summary
-from equipoise.partition.blocks import Plan, stratified
+from equipoise.partition.blocks import Division, stratified
 
 from .instances import digits, skewed_mixture
 
 OBJECTIVES = ("facility", "graph-cut", "herding", "feature", "saturated")
 
 
-def owners(plan: Plan) -> np.ndarray:
+def owners(plan: Division) -> np.ndarray:
     found = np.full(len(plan.groups), -1)
     for worker, block in enumerate(plan.blocks):
         assert (found[block] == -1).all(), "blocks overlap"
@@ -29,7 +29,7 @@ def owners(plan: Plan) -> np.ndarray:
     return found
 
 
-def ratios(plan: Plan, x: np.ndarray, speeds: list[float], seed: int = 0) -> dict[str, Any]:
+def ratios(plan: Division, x: np.ndarray, speeds: list[float], seed: int = 0) -> dict[str, Any]:
     return summary(audit(x, plan.groups, plan.blocks, speeds, splits=20, seed=seed))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise.partition.engine.greedy import Dealt, Wish, deal, reference
+from equipoise.partition.engine.greedy import Dealt, GreedyConfig, deal, reference
 from equipoise.partition.engine.kernels import ONE, on_grid, similarities
 from equipoise.partition.engine.large_classes import chunked, deal_by_neighbours, neighbour_graph
 from equipoise.partition.engine.local_search import polish
@@ -37,7 +37,7 @@ def test_engines_agree(objective: str, lam: float | str, fill: bool, kernel: str
         pytest.skip("herding has no value to compare blocks by")
     for caps in CAPS:
         grid = on_grid(points(sum(caps)), kernel)
-        wish = Wish(objective, fill, kernel, None, lam, 0.7, "incremental")
+        wish = GreedyConfig(objective, fill, kernel, None, lam, 0.7, "incremental")
         fast, slow = (deal(grid, np.array(caps), wish._replace(engine=e)) for e in ("incremental", "naive"))
         assert (fast.owner == slow.owner).all(), caps
         assert np.bincount(fast.owner, minlength=len(caps)).tolist() == list(caps)
@@ -49,7 +49,7 @@ def test_engines_agree(objective: str, lam: float | str, fill: bool, kernel: str
 
 def test_values_are_those_of_the_blocks() -> None:
     grid, caps = on_grid(points(300)), np.array([100, 50, 150])
-    wish = Wish("facility", False, "rbf", None, 1.0, 1.0, "incremental")
+    wish = GreedyConfig("facility", False, "rbf", None, 1.0, 1.0, "incremental")
     dealt = deal(grid, caps, wish)
     objective = reference(similarities(grid), caps, wish)
     again = [objective.value(j, np.flatnonzero(dealt.owner == j).tolist()) / ONE for j in range(3)]
@@ -62,7 +62,7 @@ def test_all_neighbours_is_the_dense_kernel() -> None:
         grid = on_grid(np.random.default_rng(n).standard_normal((n, 6)))
         for objective, lam in (("facility", 1.0), ("graph-cut", 0.5)):
             for fill in (False, True):
-                wish = Wish(objective, fill, "rbf", None, lam, 1.0, "incremental")
+                wish = GreedyConfig(objective, fill, "rbf", None, lam, 1.0, "incremental")
                 dense = deal(grid, np.array(caps), wish)
                 sparse: Dealt = deal_by_neighbours(grid, np.array(caps), wish, n - 1)
                 assert (sparse.owner == dense.owner).all()

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from equipoise.partition.engine.greedy import Wish, deal, reference
+from equipoise.partition.engine.greedy import GreedyConfig, deal, reference
 from equipoise.partition.engine.kernels import ONE, on_grid, similarities
 from equipoise.partition.engine.objectives import (
     Facility,
@@ -78,7 +78,7 @@ def test_the_papers_rule_against_brute_force(caps: tuple[int, ...]) -> None:
     """Least block value over the best possible: at least 1/N by theory, at least .80 seen on 600 random instances."""
     for seed in range(12):
         grid = on_grid(np.random.default_rng([seed, len(caps)]).standard_normal((sum(caps), 2)))
-        wish = Wish("facility", False, "rbf", None, 1.0, 1.0, "incremental")
+        wish = GreedyConfig("facility", False, "rbf", None, 1.0, 1.0, "incremental")
         dealt = deal(grid, np.array(caps), wish)
         best = max(_least_values(similarities(grid).astype(np.int64), caps)) / ONE
         assert dealt.values.min() <= best + 1e-9
@@ -102,6 +102,6 @@ def _least_values(kernel: np.ndarray, caps: tuple[int, ...]) -> list[float]:
 
 def test_reference_is_chosen_by_name() -> None:
     kernel, caps = instance(0), np.array([7, 7])
-    wish = Wish("facility", True, "rbf", None, "size-aware", 1.0, "naive")
+    wish = GreedyConfig("facility", True, "rbf", None, "size-aware", 1.0, "naive")
     kinds = [type(reference(kernel, caps, wish._replace(objective=o))).__name__ for o in ("facility", "graph-cut")]
     assert kinds == ["Facility", "GraphCut"]

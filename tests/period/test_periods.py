@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise.core.clock import Clock
 from equipoise.core.context import Context
 from equipoise.core.errors import UserError
-from equipoise.loop.lr_schedule import Schedule
+from equipoise.loop.lr_schedule import LRSchedule
 
 from ..contract import toy
 
@@ -98,7 +98,7 @@ def test_goes_on_from_any_step(period: eq.period.Period) -> None:
 
 def test_qsr_follows_the_schedule_of_a_run(tmp_path: Path) -> None:
     run = toy.train(
-        eq.period.QSR(base=2, alpha=0.3), steps=40, scheduler=lambda o: Schedule(o, "cosine"), out=tmp_path / "run"
+        eq.period.QSR(base=2, alpha=0.3), steps=40, scheduler=lambda o: LRSchedule(o, "cosine"), out=tmp_path / "run"
     )
     assert 0 < run.result["rounds"] < 12
     constant = toy.train(eq.period.QSR(base=2, alpha=0.3), steps=40).result["rounds"]

@@ -166,10 +166,12 @@ def test_checkpoints_every_so_many_steps_of_the_average_worker(tmp_path: Path) -
 
 @pytest.mark.parametrize("length", [{"steps": 24}, {"steps": None, "epochs": 3}], ids=str)
 def test_a_schedule_follows_the_average_worker(length: dict[str, Any], tmp_path: Path) -> None:
-    from equipoise.loop.lr_schedule import Schedule
+    from equipoise.loop.lr_schedule import LRSchedule
 
     options = {"period": TotalSteps(3), "cluster": cluster(1, 1, 2, 4), "log_every": 1, **length}
-    toy.train(EASGD(), **options, out=tmp_path / "run", scheduler=lambda optimizer: Schedule(optimizer, "linear", 0.0))
+    toy.train(
+        EASGD(), **options, out=tmp_path / "run", scheduler=lambda optimizer: LRSchedule(optimizer, "linear", 0.0)
+    )
     rates: dict[int, list[float]] = {}
     for event in read_events(tmp_path / "run"):
         if event["event"] == "step":

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.report.curves import POINTS, Line, Stream, streams
+from equipoise.report.curves import POINTS, Line, Series, streams
 from equipoise.report.runs import load_run, load_runs
 from equipoise.report.tables import ends, recipes
 from equipoise.report.workers import accounts, class_counts
@@ -10,7 +10,7 @@ from equipoise.report.workers import accounts, class_counts
 from .runs import event, events, write
 
 
-def drawn(found: list[Stream], plot: str) -> tuple[Stream, Line]:
+def drawn(found: list[Series], plot: str) -> tuple[Series, Line]:
     return next((s, line) for s in found for line in s.lines if line.plot == plot)
 
 

@@ -55,7 +55,7 @@ def test_the_catalogue_is_in_order() -> None:
 
 
 def claim_of(*expects: Expect, **more: Any) -> Claim:
-    return Claim("order-x", "order", "It holds.", "Look.", "order:herding", expects, **more)
+    return Claim("order-x", "order", "It holds.", "FusedReduction.", "order:herding", expects, **more)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context
 from equipoise.signal import restored
-from equipoise.signal.base import Signal, View
+from equipoise.signal.base import GradientView, Signal
 
 from . import models
 
 
-def seen(signal: Signal, model: nn.Module, inputs: torch.Tensor, seed: int = 0, passes: int = 1) -> View:
+def seen(signal: Signal, model: nn.Module, inputs: torch.Tensor, seed: int = 0, passes: int = 1) -> GradientView:
     bound = signal.bind(Context(current_comm(), seed=seed))
     model.zero_grad()
     for part in inputs.chunk(passes):

@@ -12,7 +12,17 @@ import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.core.context import Context
 from equipoise.core.errors import UserError
-from equipoise.sync.accelerated import Plan, bound, chebyshev_bound, default_rounds, eta, etas, gossip, polynomial, rho
+from equipoise.sync.accelerated import (
+    GossipPlan,
+    bound,
+    chebyshev_bound,
+    default_rounds,
+    eta,
+    etas,
+    gossip,
+    polynomial,
+    rho,
+)
 from equipoise.sync.mixing import Mixing
 from equipoise.topology import Complete, Edges, Exponential, Hypercube, OnePeer, Random, Ring, Star, Topology, Torus
 
@@ -114,29 +124,29 @@ def test_one_round_may_amplify_and_is_refused() -> None:
         found = np.abs(polynomial(spectrum(graph), etas("accelerated", graph.rate(), 1))).max()
         assert found == pytest.approx(value, abs=0.005)
         with pytest.raises(UserError, match=f"by {value:.2f}.*lazy=True.*gossip='plain'"):
-            Plan.make(graph, "accelerated", 1, "DeTAG")
+            GossipPlan.make(graph, "accelerated", 1, "DeTAG")
         lazy = Ring(lazy=True).on(size)
         r = rho(lazy.rate())
         found = np.abs(polynomial(spectrum(lazy), etas("accelerated", lazy.rate(), 1))).max()
         assert found == pytest.approx((2 - r) * r, abs=1e-12)
         assert found < 1
     with pytest.raises(UserError, match="leave out rounds"):  # does not amplify, but no method wants it either
-        Plan.make(Ring().on(8), "accelerated", 1, "DeTAG")
-    assert Plan.make(Ring().on(32), "plain", 1, "DeTAG").etas == (0.0,)
-    assert Plan.make(Ring().on(32), "chebyshev", 1, "DeTAG").etas == (0.0,)
-    assert Plan.make(Ring().on(32), "accelerated", 6, "DeTAG").contraction < 1
+        GossipPlan.make(Ring().on(8), "accelerated", 1, "DeTAG")
+    assert GossipPlan.make(Ring().on(32), "plain", 1, "DeTAG").etas == (0.0,)
+    assert GossipPlan.make(Ring().on(32), "chebyshev", 1, "DeTAG").etas == (0.0,)
+    assert GossipPlan.make(Ring().on(32), "accelerated", 6, "DeTAG").contraction < 1
 
 
 def test_the_number_of_rounds_comes_from_the_graph() -> None:
     rings = {8: 3, 16: 7, 32: 16, 64: 37}
     for size, rounds in rings.items():
         assert default_rounds(size, Ring().on(size).rate()) == rounds
-        assert Plan.make(Ring().on(size), "accelerated", None, "DeTAG").rounds == rounds
-    assert Plan.make(Star().on(16), "accelerated", None, "DeTAG").rounds == 6
-    assert Plan.make(Complete().on(16), "accelerated", None, "DeTAG").rounds == 1
+        assert GossipPlan.make(Ring().on(size), "accelerated", None, "DeTAG").rounds == rounds
+    assert GossipPlan.make(Star().on(16), "accelerated", None, "DeTAG").rounds == 6
+    assert GossipPlan.make(Complete().on(16), "accelerated", None, "DeTAG").rounds == 1
     # One round of a ring of four is plain gossip; a graph on which the formula's R amplifies gets a larger one.
-    assert Plan.make(Ring().on(4), "accelerated", None, "DeTAG").etas == (0.0,)
-    nervous = Plan.make(Edges(links=[(0, 1, 0.95)]).on(2), "accelerated", None, "DeTAG")
+    assert GossipPlan.make(Ring().on(4), "accelerated", None, "DeTAG").etas == (0.0,)
+    nervous = GossipPlan.make(Edges(links=[(0, 1, 0.95)]).on(2), "accelerated", None, "DeTAG")
     assert nervous.rounds > default_rounds(2, 0.9)
     assert nervous.contraction < 1
 
@@ -148,7 +158,7 @@ def test_graphs_it_cannot_use_are_refused() -> None:
         (Edges(links=[(0, 1, 1.0)]), 2, "lambda = 1.*lazy=True"),
     ):
         with pytest.raises(UserError, match=words):
-            Plan.make(topology.on(size), "accelerated", None, "DeTAG")
+            GossipPlan.make(topology.on(size), "accelerated", None, "DeTAG")
 
 
 @pytest.mark.parametrize("kind", ["accelerated", "chebyshev", "plain"])
@@ -156,7 +166,7 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 def test_workers_compute_the_matrix_polynomial(kind: str, rounds: int) -> None:
     vectors = np.random.default_rng(0).standard_normal((5, 3))
     graph = Ring().on(5)
-    plan = Plan.make(graph, kind, rounds, "MG-DSGD")
+    plan = GossipPlan.make(graph, kind, rounds, "MG-DSGD")
 
     def loop(comm: Comm) -> np.ndarray:
         z = torch.from_numpy(vectors[comm.rank].copy())

@@ -8,7 +8,7 @@ import torch
 
 from equipoise.core.errors import UserError
 from equipoise.sync import DeTAG
-from equipoise.sync.accelerated import Plan, etas
+from equipoise.sync.accelerated import GossipPlan, etas
 from equipoise.topology import Exponential, OnePeer, Ring, Star
 
 from .quadratic import Problem, error, solve
@@ -114,7 +114,7 @@ def test_phases_stay_flat_as_a_ring_grows_and_rounds_of_plain_tracking_do_not() 
     for size in (8, 16, 32):
         problem, graph = Problem.make(size), Ring().on(size)
         scale = np.linalg.eigvalsh(problem.matrices.mean(0))[-1]
-        gossip = matrix_power(graph.matrix(), list(Plan.make(graph, "accelerated", None, "DeTAG").etas))
+        gossip = matrix_power(graph.matrix(), list(GossipPlan.make(graph, "accelerated", None, "DeTAG").etas))
         best = 400
         for lr in grid:
             with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""What all rules that measure have in common: when they look, how a wish becomes sizes, and what is told of it."""
+"""What all rules that measure have in common: when they look, how a config becomes sizes, and what is told of it."""
 
 from __future__ import annotations
 
@@ -7,44 +7,47 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..comm.fused_reduction import add
-from ..comm.piggyback import sum_carrying
+from ..comm.fused_reduction import sum_in_order
+from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.errors import UserError
 from ..core.method import option
 from .base import Batch
-from .noise import Evidence
-from .probe import Probe, Wish
-from .probe_examples import Examples
-from .probe_pseudo import Pseudo
-from .probe_workers import Workers
+from .noise import NoiseEstimate
+from .probe import NoiseProbe, ProbeConfig, WorkerReport
+from .probe_examples import ExamplesProbe
+from .probe_pseudo import PseudoGradientProbe
+from .probe_workers import WorkersProbe
 
-PROBES: dict[str, type[Probe]] = {"workers": Workers, "examples": Examples, "pseudo": Pseudo}
-
-
-@dataclass
-class _Begins(Batch):
-    """`start` is an option of the rules below, so that their hook has another name."""
-
-    def start(self) -> None:
-        self.begin()
-
-    @abstractmethod
-    def begin(self) -> None: ...
+PROBES: dict[str, type[NoiseProbe]] = {
+    "workers": WorkersProbe,
+    "examples": ExamplesProbe,
+    "pseudo": PseudoGradientProbe,
+}
 
 
 @dataclass
-class Adaptive(_Begins):
-    """A rule fills `wanted`. Final here: looking at rounds, agreeing, limits, speeds, state.
+class Adaptive(Batch):
+    """A rule fills `wanted`. Final here: tests at rounds, agreement, limits, speeds, state.
 
-    Sizes change at rounds only, by numbers that all workers have received alike. One worker has nobody to compare with
-    and keeps its size, unless single examples are looked at.
+    Sizes change at rounds only, by numbers that are the same on all workers. A single worker has no other to compare with
+    and keeps its size, unless single examples are measured.
     """
 
     watches: ClassVar[bool] = True
     along: ClassVar[bool] = False  # does it ask for the variance along the gradient?
-    STATE: ClassVar[tuple[str, ...]] = ("total", "rounds", "averages", "tests", "rates", "mark", "seen", "eyes")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "total",
+        "rounds",
+        "averages",
+        "tests",
+        "rates",
+        "busy_at_test",
+        "samples_at_test",
+        "last_estimate",
+        "probe_state",
+    )
 
-    start: int = option(16, help="examples per step and worker at first", least=1)  # type: ignore[assignment]
+    start: int = option(16, help="examples per step and worker at first", least=1)
     most: int | None = option(
         None, help="most examples per step and worker; a worker's share of the data if none", least=1
     )
@@ -75,73 +78,75 @@ class Adaptive(_Begins):
             raise UserError(f"most = {self.most} is below start = {self.start}: raise it")
 
     @abstractmethod
-    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
+    def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
         """Examples per step that all workers together should take (infinity: all there may be), and numbers to tell."""
 
-    def begin(self) -> None:
-        context = self.context
-        if isinstance(self.speeds, list) and len(self.speeds) != context.size:
-            raise UserError(f"speeds lists {len(self.speeds)} numbers for {context.size} workers: give one per worker")
-        self.cap = self.most if self.most is not None else max(self.start, -(-context.whole // context.size))
-        self.total = float(self.start * context.size)  # examples per step, before they are rounded up
-        self.rates = list(self.speeds) if isinstance(self.speeds, list) else [1.0] * context.size
+    def init_state(self) -> None:
+        context, size = self.context, self.context.size
+        if isinstance(self.speeds, list) and len(self.speeds) != size:
+            raise UserError(f"speeds lists {len(self.speeds)} numbers for {size} workers: give one per worker")
+        share = -(-context.worker.total_examples // size)
+        self.cap = self.most if self.most is not None else max(self.start, share)
+        self.total = float(self.start * size)  # examples per step, before they are rounded up
+        self.rates = list(self.speeds) if isinstance(self.speeds, list) else [1.0] * size
         self.rounds = self.tests = 0
-        # Of variance, |G|^2 and variance along the gradient, not yet rid of their start at zero.
-        self.averages = [0.0, 0.0, 0.0]
-        self.mark = [0.0, 0]  # seconds of computing and samples at the last test
-        self.seen: list[float] | None = None  # the evidence of the last test
-        self._passing = False  # does the step under way end with a round?
-        self.probe: Probe | None = None
-        if context.size > 1 or self.estimator == "examples":
-            wish = Wish(self.tested == "own", self.along, self.examples, self.gradient == "first")
-            self.probe = context.rider = PROBES[self.estimator](context, wish, self.decide)
+        # Exponential averages that start at zero; `_smoothed` corrects that bias.
+        self.averages = {"variance": 0.0, "square": 0.0, "along": 0.0}
+        self.busy_at_test, self.samples_at_test = 0.0, 0
+        self.last_estimate: dict[str, float] | None = None
+        self._round_follows = False  # does the step in progress end with a round?
+        self._unsent = False  # does it end with a test that no message has carried yet?
+        self.probe: NoiseProbe | None = None
+        if size > 1 or self.estimator == "examples":
+            config = ProbeConfig(self.tested == "own", self.along, self.examples, self.gradient == "first")
+            self.probe = PROBES[self.estimator](context, config, self.decide)
         self._resize()
 
     @property
-    def eyes(self) -> Any:
-        return None if self.probe is None else self.probe.state()
+    def probe_state(self) -> dict[str, Any]:
+        return {} if self.probe is None else self.probe.state()
 
-    @eyes.setter
-    def eyes(self, state: Any) -> None:
+    @probe_state.setter
+    def probe_state(self, state: dict[str, Any]) -> None:
         if self.probe is not None:
             self.probe.load(state)
         self._resize()  # the last of STATE: total and rates are in place
 
-    @property
-    def evidence(self) -> Evidence | None:  # type: ignore[override]
-        return None if self.seen is None else Evidence(*self.seen)  # type: ignore[arg-type]
+    def noise(self) -> NoiseEstimate | None:
+        return None if self.last_estimate is None else NoiseEstimate(**self.last_estimate)  # type: ignore[arg-type]
 
     # -- the step -------------------------------------------------------------------------------------------------
     def sizes(self) -> list[int]:
         return self._sizes
 
-    def observe(self, due: bool) -> None:
+    def observe(self, due: bool) -> Piggyback | None:
         probe = self.probe
         if probe is None:
-            return
+            return None
         testing = (self.rounds + 1) % self.every == 0 and not self._final
-        probe.stepped(testing)
+        probe.after_backward(testing)
         if not due:
-            return
+            return None
         self.rounds += 1
-        if testing:
-            clock = self.context.clock
-            done = clock.samples + clock.batch
-            probe.pace = (clock.busy - self.mark[0], float(done - self.mark[1]))
-            self.mark = [clock.busy, done]
-            probe.measure()
-            probe.aboard = True
-        self._passing = True
+        self._round_follows, self._unsent = True, testing
+        if not testing:
+            return None
+        clock = self.context.clock
+        consumed = clock.samples + clock.batch
+        probe.busy, probe.samples = clock.busy - self.busy_at_test, float(consumed - self.samples_at_test)
+        self.busy_at_test, self.samples_at_test = clock.busy, consumed
+        probe.measure()
+        return probe
 
     def settle(self) -> None:
-        if not self._passing:
+        if not self._round_follows:
             return
         assert self.probe is not None
-        self._passing = False
-        if self.probe.aboard:
+        self._round_follows = False
+        if self._unsent:
             assert self.context.flat is not None
-            sum_carrying(self.context, self.context.flat.x.new_empty(0), 1.0, "")
-        self.probe.passed()
+            sum_with_piggyback(self.context.comm, self.context.flat.x.new_empty(0), 1.0, "", self.probe)
+        self.probe.after_round()
 
     @property
     def _final(self) -> bool:
@@ -149,29 +154,31 @@ class Adaptive(_Begins):
         return not self.shrink and self.speeds != "measured" and self.total >= self.cap * self.context.size
 
     # -- the decision, from numbers that are the same on all workers -----------------------------------------------------
-    def decide(self, evidence: Evidence | None, notes: list[list[float]]) -> None:
-        old, told = self._sizes, {}
-        reason = "fewer than two workers had examples" if evidence is None else ""
-        if evidence is not None and not evidence.finite:
-            evidence, reason = None, "a gradient was not finite"
+    def decide(self, estimate: NoiseEstimate | None, reports: list[WorkerReport]) -> None:
+        self._unsent = False
+        old, numbers = self._sizes, dict[str, float]()
+        reason = "fewer than two workers had examples" if estimate is None else ""
+        if estimate is not None and not estimate.finite:
+            estimate, reason = None, "a gradient was not finite"
         if self.speeds == "measured":
-            self._pace(notes)
-        if evidence is not None:
-            evidence = self._smoothed(evidence._replace(loss=_loss(notes)))
-            self.seen = list(evidence)
-            wanted, numbers = self.wanted(evidence)
-            told = numbers | {
+            self._update_rates(reports)
+        if estimate is not None:
+            estimate = self._smoothed(estimate._replace(loss=_loss(reports)))
+            self.last_estimate = estimate._asdict()
+            wanted, numbers = self.wanted(estimate)
+            numbers = numbers | {
                 "wanted": wanted,
-                "variance": evidence.variance,
-                "square": evidence.square,
-                "norm": evidence.norm,
+                "variance": estimate.variance,
+                "square": estimate.square,
+                "norm": estimate.norm,
             }
-            told["noise_scale"] = evidence.variance / evidence.square if evidence.square > 0 else math.inf
+            numbers["noise_scale"] = estimate.variance / estimate.square if estimate.square > 0 else math.inf
             self.total = self.limited(wanted)
         self._resize()
         if self.context.rank == 0:
-            about = {"consumed": self.context.consumed, "old": old, "new": self._sizes, "estimator": self.estimator}
-            self.context.emit("batch", **about, **told, **({"reason": reason} if reason else {}))
+            sizes = {"old": old, "new": self._sizes, "estimator": self.estimator}
+            why = {"reason": reason} if reason else {}
+            self.context.emit("batch", consumed=self.context.clock.consumed, **sizes, **numbers, **why)
 
     def limited(self, wanted: float) -> float:
         """What is wanted, within what one test may change and what a worker may hold."""
@@ -183,34 +190,34 @@ class Adaptive(_Begins):
         return min(max(total, float(self.start * size)), float(self.cap * size))
 
     def _resize(self) -> None:
-        whole = add(self.rates)
+        whole = sum_in_order(self.rates)
         # The small number forgives rounding: half of 32 is 16.
         parts = [math.ceil(self.total * rate / whole - 1e-9 * self.total) for rate in self.rates]
         self._sizes = [max(1, min(part, self.cap)) for part in parts]
 
-    def _smoothed(self, evidence: Evidence) -> Evidence:
+    def _smoothed(self, estimate: NoiseEstimate) -> NoiseEstimate:
         keep = self.smoothing
         self.tests += 1
-        new = (evidence.variance, evidence.square, evidence.along)
-        self.averages = [keep * a + (1 - keep) * n for a, n in zip(self.averages, new, strict=True)]
-        variance, square, along = (a / (1 - keep**self.tests) for a in self.averages)
-        return evidence._replace(variance=variance, square=square, along=along) if keep else evidence
+        new = {name: getattr(estimate, name) for name in self.averages}
+        self.averages = {name: keep * old + (1 - keep) * new[name] for name, old in self.averages.items()}
+        if not keep:
+            return estimate
+        variance, square, along = (value / (1 - keep**self.tests) for value in self.averages.values())
+        return estimate._replace(variance=variance, square=square, along=along)
 
-    def _pace(self, notes: list[list[float]]) -> None:
+    def _update_rates(self, reports: list[WorkerReport]) -> None:
         """Examples per second of computing, half from this test and half from before."""
-        found = [note[3] / note[2] if note[2] > 0 and note[3] > 0 else 0.0 for note in notes]
-        if min(found) > 0 and all(map(math.isfinite, found)):
-            self.rates = (
-                found if set(self.rates) == {1.0} else [(a + b) / 2 for a, b in zip(self.rates, found, strict=True)]
-            )
+        rates = [r.samples / r.busy if r.busy > 0 and r.samples > 0 else 0.0 for r in reports]
+        if min(rates) > 0 and all(map(math.isfinite, rates)):
+            first = set(self.rates) == {1.0}
+            self.rates = rates if first else [(a + b) / 2 for a, b in zip(self.rates, rates, strict=True)]
 
 
-del Adaptive.start  # the option is an instance's; what a class has by this name is the hook
-
-
-def _loss(notes: list[list[float]]) -> float:
-    present = [note for note in notes if note[0] > 0]
-    return add([note[0] * note[1] for note in present]) / add([note[0] for note in present]) if present else math.nan
+def _loss(reports: list[WorkerReport]) -> float:
+    present = [r for r in reports if r.batch > 0]
+    if not present:
+        return math.nan
+    return sum_in_order([r.batch * r.loss for r in present]) / sum_in_order([r.batch for r in present])
 
 
 def ratio(above: float, below: float) -> float:

@@ -3,10 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .adaptive import Adaptive, ratio
 from .inner_product import along_need
-from .noise import Evidence
+from .noise import NoiseEstimate
 
 
 @dataclass
@@ -21,19 +21,25 @@ class Augmented(Adaptive):
     Reference: Bollapragada, Byrd, Nocedal, Adaptive Sampling Strategies for Stochastic Optimization, SIAM J. Optim. 2018.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="augmented",
+        help="inner-product test, and one for the noise across the gradient",
+        cites=("bollapragada2018adaptive",),
+    )
+
     along: ClassVar[bool] = True
 
     theta: float = option(0.9, help="how much noise along the gradient is tolerated", above=0)
     nu: float = option(5.84, help="how much noise across the gradient is tolerated", above=0)
 
-    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        along = along_need(evidence, self.theta)
+    def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
+        along = along_need(estimate, self.theta)
         rest = (
-            max(0.0, evidence.variance - ratio(evidence.along, evidence.norm))
-            if evidence.norm > 0
-            else evidence.variance
+            max(0.0, estimate.variance - ratio(estimate.along, estimate.norm))
+            if estimate.norm > 0
+            else estimate.variance
         )
-        across = ratio(rest / self.nu**2, evidence.norm)
+        across = ratio(rest / self.nu**2, estimate.norm)
         need = max(along, across)
-        numbers = {"test": need * evidence.noise, "along": evidence.along, "across": rest}
-        return evidence.parts * need, numbers
+        numbers = {"test": need * estimate.noise, "along": estimate.along, "across": rest}
+        return estimate.parts * need, numbers

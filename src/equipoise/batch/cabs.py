@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .adaptive import Adaptive, ratio
-from .noise import Evidence
+from .noise import NoiseEstimate
 
 
 @dataclass
@@ -18,9 +19,13 @@ class CABS(Adaptive):
     Reference: Balles, Romero, Hennig, Coupling Adaptive Batch Sizes with Learning Rates, UAI 2017.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="cabs", help="coupled to the learning rate: a tr S / loss", cites=("balles2017coupling",)
+    )
+
     shrink: bool = option(True, help="let sizes fall again, not below the start")
     scale: float = option(1.0, help="batch in units of a tr S / F", above=0)
 
-    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        need = ratio(self.scale * self.context.clock.lr * evidence.variance, evidence.loss)
-        return evidence.parts * need, {"test": need * evidence.noise, "loss": evidence.loss}
+    def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
+        need = ratio(self.scale * self.context.clock.lr * estimate.variance, estimate.loss)
+        return estimate.parts * need, {"test": need * estimate.noise, "loss": estimate.loss}

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .adaptive import Adaptive, ratio
-from .noise import Evidence
+from .noise import NoiseEstimate
 
 
 @dataclass
@@ -20,15 +20,19 @@ class InnerProduct(Adaptive):
     Reference: Bollapragada, Byrd, Nocedal, Adaptive Sampling Strategies for Stochastic Optimization, SIAM J. Optim. 2018.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="inner-product", help="grows when steps are not surely descents", cites=("bollapragada2018adaptive",)
+    )
+
     along: ClassVar[bool] = True
 
     theta: float = option(0.9, help="how much noise along the gradient is tolerated", above=0)
 
-    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        need = along_need(evidence, self.theta)
-        return evidence.parts * need, {"test": need * evidence.noise, "along": evidence.along}
+    def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
+        need = along_need(estimate, self.theta)
+        return estimate.parts * need, {"test": need * estimate.noise, "along": estimate.along}
 
 
-def along_need(evidence: Evidence, theta: float) -> float:
+def along_need(estimate: NoiseEstimate, theta: float) -> float:
     """Examples in one gradient that would pass the test along it."""
-    return ratio(evidence.along / theta**2, evidence.norm**2)
+    return ratio(estimate.along / theta**2, estimate.norm**2)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..comm.fused_reduction import add
+from ..comm.fused_reduction import sum_in_order
 
 
-class Evidence(NamedTuple):
+class NoiseEstimate(NamedTuple):
     """What is known of the noise of the gradient under test: the mean over workers, or each worker's own."""
 
     variance: float  # tr S
@@ -46,21 +46,21 @@ def across_workers(
     *,
     own: bool = False,
     products: list[float] | None = None,
-) -> Evidence | None:
+) -> NoiseEstimate | None:
     """From all |v_m|^2, |v|^2, the n_m and the batch sizes; None with fewer than two workers that have examples.
 
     `products` are all <v_m, v>. `own` asks for each worker's own gradient in place of their mean.
     """
     present = [m for m, n in enumerate(sizes) if n > 0]
-    if len(present) < 2 or not add(batches):
+    if len(present) < 2 or not sum_in_order(batches):
         return None
-    n = add(sizes)
+    n = sum_in_order(sizes)
     freedom = len(present) - 1
-    variance = _positive((add([sizes[m] * norms[m] for m in present]) - n * mean_norm) / freedom)
+    variance = _positive((sum_in_order([sizes[m] * norms[m] for m in present]) - n * mean_norm) / freedom)
     along = math.nan
     if products is not None:
-        along = add([sizes[m] * (products[m] - mean_norm) ** 2 for m in present]) / freedom
-    return _evidence(variance, mean_norm - variance / n, batches, own, along)
+        along = sum_in_order([sizes[m] * (products[m] - mean_norm) ** 2 for m in present]) / freedom
+    return _estimate(variance, mean_norm - variance / n, batches, own, along)
 
 
 def across_examples(
@@ -72,24 +72,26 @@ def across_examples(
     *,
     own: bool = False,
     products: list[float] | None = None,
-) -> Evidence | None:
+) -> NoiseEstimate | None:
     """From sum_i |g_i - their mean|^2 over `counts` examples on each worker; one worker is enough.
 
     `norms` are all |v_m|^2 of the batches, `products` sums of squares of <g_i, v_m> around their means.
     """
-    freedom = add([max(0.0, count - 1) for count in counts])
+    freedom = sum_in_order([max(0.0, count - 1) for count in counts])
     if freedom <= 0:
         return None
-    variance = _positive(add(spreads) / freedom)
-    along = math.nan if products is None else add(products) / freedom
-    whole, present = add(batches), [m for m, b in enumerate(batches) if b > 0]
-    norm = add([batches[m] * norms[m] for m in present]) / whole if own else mean_norm
-    return _evidence(variance, norm - variance * (len(present) if own else 1) / whole, batches, own, along)
+    variance = _positive(sum_in_order(spreads) / freedom)
+    along = math.nan if products is None else sum_in_order(products) / freedom
+    whole, present = sum_in_order(batches), [m for m, b in enumerate(batches) if b > 0]
+    norm = sum_in_order([batches[m] * norms[m] for m in present]) / whole if own else mean_norm
+    return _estimate(variance, norm - variance * (len(present) if own else 1) / whole, batches, own, along)
 
 
-def _evidence(variance: float, square: float, batches: list[float], own: bool, along: float) -> Evidence:
+def _estimate(variance: float, square: float, batches: list[float], own: bool, along: float) -> NoiseEstimate:
     present = len([b for b in batches if b > 0])
-    return Evidence(variance, square, (present if own else 1) / add(batches), len(batches) if own else 1, along)
+    return NoiseEstimate(
+        variance, square, (present if own else 1) / sum_in_order(batches), len(batches) if own else 1, along
+    )
 
 
 def _positive(value: float) -> float:

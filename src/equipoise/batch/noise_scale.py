@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .adaptive import Adaptive, ratio
-from .noise import Evidence
+from .noise import NoiseEstimate
 
 
 @dataclass
@@ -18,9 +19,13 @@ class NoiseScale(Adaptive):
     Reference: McCandlish, Kaplan, Amodei, An Empirical Model of Large-Batch Training, 2018 (arXiv 1812.06162).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="noise-scale", help="follows the gradient noise scale tr S / |G|^2", cites=("mccandlish2018empirical",)
+    )
+
     smoothing: float = option(0.9, help="weight of earlier tests in the measured noise", least=0, below=1)
     scale: float = option(1.0, help="batch in units of the noise scale", above=0)
 
-    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        need = ratio(self.scale * evidence.variance, evidence.square)
-        return evidence.parts * need, {"test": need * evidence.noise}
+    def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
+        need = ratio(self.scale * estimate.variance, estimate.square)
+        return estimate.parts * need, {"test": need * estimate.noise}

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .adaptive import Adaptive, ratio
-from .noise import Evidence
+from .noise import NoiseEstimate
 
 
 @dataclass
@@ -26,10 +27,16 @@ class NormTest(Adaptive):
     Gradient Methods, 2024 (arXiv 2406.13936); Byrd, Chin, Nocedal, Wu, Mathematical Programming 2012.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="norm-test",
+        help="grows when the noise is large beside the gradient",
+        cites=("lau2024communication", "byrd2012sample"),
+    )
+
     eta: float = option(0.8, help="how much noise is tolerated, relative to the gradient", above=0)
     debias: bool = option(False, help="take the noise out of the measured norm of the gradient")
 
-    def wanted(self, evidence: Evidence) -> tuple[float, dict[str, float]]:
-        norm = evidence.square if self.debias else evidence.norm
-        total = evidence.parts * ratio(evidence.variance / self.eta**2, norm)
-        return total, {"test": ratio(evidence.variance * evidence.noise / self.eta**2, norm)}
+    def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
+        norm = estimate.square if self.debias else estimate.norm
+        total = estimate.parts * ratio(estimate.variance / self.eta**2, norm)
+        return total, {"test": ratio(estimate.variance * estimate.noise / self.eta**2, norm)}

@@ -1,10 +1,10 @@
-"""Three ways to see the noise of a gradient at a round. Each rides along with the sync's message.
+"""Three ways to estimate the noise of a gradient at a round. Each travels as a piggyback on the sync's message.
 
 - `workers`: the workers' gradients of one local step are samples of one another's noise. One more vector travels, one
   way; none where the sync averages gradients anyway. Says nothing on one worker.
 - `examples`: gradients of a few single examples on each worker, for as many backward passes. Works on one worker too.
-- `pseudo`: how far the local steps of a round took each worker. The mean falls out of the average of the parameters, so a few
-  numbers are all that travels. Plain SGD only; too low by O(learning rate x curvature x H).
+- `pseudo`: pseudo-gradients, from how far the local steps of a round moved each worker. Their mean follows from the average of
+  the parameters, so only a few numbers travel. Plain SGD only; biased low by O(learning rate x curvature x H).
 """
 
 from __future__ import annotations
@@ -15,84 +15,98 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..comm.fused_reduction import add
-from ..comm.piggyback import Rider
+from ..comm.fused_reduction import sum_in_order
+from ..comm.piggyback import Piggyback
 from ..core.context import Context
-from .noise import Evidence, across_workers
+from .noise import NoiseEstimate, across_workers
 
 _BLOCK = 1 << 16  # elements whose products are added in the dtype of the vector; blocks are added in float64
+_COMMON = 4  # numbers that every probe sends
 
-Decide = Callable[[Evidence | None, list[list[float]]], None]
+
+class WorkerReport(NamedTuple):
+    """What every worker sends with a test."""
+
+    batch: float
+    loss: float
+    busy: float  # seconds of computing since the last test
+    samples: float  # examples consumed since the last test
 
 
-class Wish(NamedTuple):
+class ProbeConfig(NamedTuple):
     """What a rule wants to know."""
 
-    own: bool  # of each worker's own gradient, or of their mean
+    own: bool  # the noise of each worker's own gradient, or of their mean
     along: bool  # the variance along the gradient too
-    examples: int  # per worker, where single ones are looked at; 0: the whole batch
-    first: bool  # at the gradients of a round's first step, not its last
+    examples: int  # per worker, where single ones are measured; 0: the whole batch
+    first: bool  # measure the gradients of a round's first step, not its last
 
 
-class Probe(Rider):
-    """One worker's eyes. Notes begin with batch, loss, seconds of computing and examples in them; `decide` gets them too."""
+Decide = Callable[["NoiseEstimate | None", "list[WorkerReport]"], None]
 
-    def __init__(self, context: Context, wish: Wish, decide: Decide):
-        self.context, self.wish, self.decide = context, wish, decide
-        self.pace = (0.0, 0.0)
-        self._rooms: list[torch.Tensor] = []
-        self.begin()
 
-    def rooms(self, like: torch.Tensor, count: int = 1) -> list[torch.Tensor]:
-        """Room for pieces, made once."""
-        if len(self._rooms) < count or self._rooms[0].shape != like.shape:
-            self._rooms = [torch.empty_like(like) for _ in range(count)]
-        return self._rooms
+class NoiseProbe(Piggyback):
+    """One worker's side of a test. `decide` receives the estimate and all workers' reports."""
 
-    def note(self) -> list[float]:
-        return [float(self.context.clock.batch), self.context.loss, *self.pace, *self.numbers()]
+    def __init__(self, context: Context, config: ProbeConfig, decide: Decide):
+        self.context, self.config, self.decide = context, config, decide
+        self.busy = self.samples = 0.0  # since the last test
+        self._buffers: list[torch.Tensor] = []
+        self.init_state()
 
-    def arrive(self, notes: list[list[float]], seen: list[float]) -> None:
-        self.decide(self.evidence([note[0] for note in notes], [note[4:] for note in notes], seen), notes)
+    def buffers(self, like: torch.Tensor, count: int = 1) -> list[torch.Tensor]:
+        """Memory for chunks, allocated once."""
+        if len(self._buffers) < count or self._buffers[0].shape != like.shape:
+            self._buffers = [torch.empty_like(like) for _ in range(count)]
+        return self._buffers
+
+    def metadata(self) -> list[float]:
+        clock = self.context.clock
+        return [*WorkerReport(float(clock.batch), clock.loss, self.busy, self.samples), *self.numbers()]
+
+    def receive(self, metadata: list[list[float]], totals: list[float]) -> None:
+        reports = [WorkerReport(*row[:_COMMON]) for row in metadata]
+        estimate = self.estimate([report.batch for report in reports], [row[_COMMON:] for row in metadata], totals)
+        self.decide(estimate, reports)
 
     @abstractmethod
-    def begin(self) -> None:
+    def init_state(self) -> None:
         """Make the state of a fresh worker."""
 
     @abstractmethod
-    def stepped(self, testing: bool) -> None:
-        """After every backward pass; will the round under way carry a test?"""
+    def after_backward(self, testing: bool) -> None:
+        """After every backward pass; will the next round carry a test?"""
 
     @abstractmethod
     def measure(self) -> None:
         """At a step whose round carries a test: the gradient is this worker's own, neither clipped nor combined."""
 
     @abstractmethod
-    def passed(self) -> None:
+    def after_round(self) -> None:
         """A round has ended, with a test or without."""
 
     @abstractmethod
     def numbers(self) -> list[float]:
-        """What this probe adds to the note."""
+        """What this probe sends besides the report."""
 
     @abstractmethod
-    def evidence(self, batches: list[float], notes: list[list[float]], seen: list[float]) -> Evidence | None:
-        """From everybody's batch sizes and numbers, and what was seen of the pieces."""
+    def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
+        """From all workers' batch sizes and numbers, and the statistics summed over chunks."""
 
     @abstractmethod
-    def state(self) -> Any:
+    def state(self) -> dict[str, Any]:
         """What a checkpoint in the middle of a round must keep."""
 
     @abstractmethod
-    def load(self, state: Any) -> None: ...
+    def load(self, state: dict[str, Any]) -> None: ...
 
 
-def seen_of(
+def chunk_statistics(
     rows: list[torch.Tensor], scales: list[float], sizes: list[float], along: bool, mean: torch.Tensor
 ) -> list[float]:
-    """Of pieces of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, if asked for, all <v_m, v>.
+    """Of chunks of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, if asked for, all <v_m, v>.
 
-    `mean` is room for the piece of v: allocating a large one at each round costs more than filling it.
+    `mean` is memory for the chunk of v: allocating a large one at each round costs more than filling it.
     """
     mean_of(rows, scales, sizes, mean)
     norms = [product(r, r) / s**2 if s else 0.0 for r, s in zip(rows, scales, strict=True)]
@@ -100,15 +114,17 @@ def seen_of(
     return [product(mean, mean), *norms, *products]
 
 
-def judged(seen: list[float], sizes: list[float], batches: list[float], wish: Wish) -> Evidence | None:
+def estimate_across_workers(
+    totals: list[float], sizes: list[float], batches: list[float], config: ProbeConfig
+) -> NoiseEstimate | None:
     count = len(sizes)
-    norms, products = seen[1 : count + 1], seen[count + 1 :] if wish.along else None
-    return across_workers(norms, seen[0], sizes, batches, own=wish.own, products=products)
+    norms, products = totals[1 : count + 1], totals[count + 1 :] if config.along else None
+    return across_workers(norms, totals[0], sizes, batches, own=config.own, products=products)
 
 
 def mean_of(rows: list[torch.Tensor], scales: list[float], weights: list[float], out: torch.Tensor) -> torch.Tensor:
     """The weighted mean of vectors that come multiplied by `scales`."""
-    whole = add(weights)
+    whole = sum_in_order(weights)
     out.zero_()
     for row, scale, weight in zip(rows, scales, weights, strict=True):
         if weight:

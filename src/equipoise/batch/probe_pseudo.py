@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 
-from ..comm.fused_reduction import add, pieces
+from ..comm.fused_reduction import chunks, sum_in_order
 from ..core.errors import UserError
-from .noise import Evidence
-from .probe import Probe, judged, product
+from .noise import NoiseEstimate
+from .probe import NoiseProbe, estimate_across_workers, product
 
 
-class Pseudo(Probe):
+class PseudoGradientProbe(NoiseProbe):
     """v_m = (x - x_m) / A after local steps with rates a_h on b_h examples: A = sum a_h, n_m = A^2 / sum (a_h^2 / b_h)."""
 
-    def begin(self) -> None:
+    def init_state(self) -> None:
         optimizer = self.context.optimizer
         groups = optimizer.param_groups if optimizer is not None else []
         plain = isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in groups)
@@ -28,15 +28,15 @@ class Pseudo(Probe):
                 "estimator='pseudo' reads gradients off the steps, and clip shortens those: leave clip out, or use "
                 "estimator='workers', which sees gradients before they are clipped"
             )
-        self.findings = 1 + self.context.size * (2 if self.wish.along else 1)
+        self.outputs = 1 + self.context.size * (2 if self.config.along else 1)
         self.anchor: torch.Tensor | None = None  # this worker's piece of the x with which all began the round
         self.rates = self.squares = 0.0  # A and sum a_h^2 / b_h
 
-    def stepped(self, testing: bool) -> None:
+    def after_backward(self, testing: bool) -> None:
         clock, flat = self.context.clock, self.context.flat
         assert flat is not None
         if self.anchor is None:
-            start, stop = pieces(len(flat), self.context.size)[self.context.rank]
+            start, stop = chunks(len(flat), self.context.size)[self.context.rank]
             self.anchor = flat.x[start:stop].clone()
         if clock.batch:
             self.rates += clock.lr
@@ -49,7 +49,7 @@ class Pseudo(Probe):
                 "or estimator='workers'"
             )
 
-    def passed(self) -> None:
+    def after_round(self) -> None:
         self.anchor, self.rates, self.squares = None, 0.0, 0.0
 
     def numbers(self) -> list[float]:
@@ -58,10 +58,12 @@ class Pseudo(Probe):
     def vector(self, averaged: str) -> torch.Tensor | None:
         return None
 
-    def look(self, rows: list[torch.Tensor], scales: list[float], notes: list[list[float]], start: int) -> list[float]:
+    def map_chunk(
+        self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
+    ) -> list[float]:
         assert self.anchor is not None
-        rates, sizes = ([note[i] for note in notes] for i in (4, 5))
-        way, mean = self.rooms(self.anchor, 2)
+        rates, sizes = ([row[i] for row in metadata] for i in (4, 5))
+        way, mean = self.buffers(self.anchor, 2)
 
         def walked(worker: int) -> torch.Tensor:
             """A times v_m: divided by A at the end only, where numbers are no longer small."""
@@ -73,18 +75,18 @@ class Pseudo(Probe):
         mean.zero_()
         for m in moved:
             norms[m] = product(walked(m), way) / rates[m] ** 2
-            mean.add_(way, alpha=sizes[m] / add(sizes) / rates[m])
-        if not self.wish.along:
+            mean.add_(way, alpha=sizes[m] / sum_in_order(sizes) / rates[m])
+        if not self.config.along:
             return [product(mean, mean), *norms]
         for m in moved:
             products[m] = product(walked(m), mean) / rates[m]
         return [product(mean, mean), *norms, *products]
 
-    def evidence(self, batches: list[float], notes: list[list[float]], seen: list[float]) -> Evidence | None:
-        return judged(seen, [note[1] for note in notes], batches, self.wish)
+    def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
+        return estimate_across_workers(totals, [row[1] for row in numbers], batches, self.config)
 
-    def state(self) -> Any:
-        return [self.anchor, self.rates, self.squares]
+    def state(self) -> dict[str, Any]:
+        return {"anchor": self.anchor, "rates": self.rates, "squares": self.squares}
 
-    def load(self, state: Any) -> None:
-        self.anchor, self.rates, self.squares = state
+    def load(self, state: dict[str, Any]) -> None:
+        self.anchor, self.rates, self.squares = state["anchor"], state["rates"], state["squares"]

@@ -4,29 +4,31 @@ from typing import Any
 
 import torch
 
-from .noise import Evidence
-from .probe import Probe, judged, seen_of
+from .noise import NoiseEstimate
+from .probe import NoiseProbe, chunk_statistics, estimate_across_workers
+
+_EXAMPLES = 4  # where the number of examples in the kept gradient stands in the metadata
 
 
-class Workers(Probe):
+class WorkersProbe(NoiseProbe):
     """The gradients of the workers' batches: v_m is that of worker m's last local step.
 
     By then workers are apart, and V holds their disagreement too. At the first step they are still at one point: its
     gradient is kept until the round that tells of it, with the number of examples in it.
     """
 
-    def begin(self) -> None:
+    def init_state(self) -> None:
         self.kept: torch.Tensor | None = None
         self.examples = 0.0  # in the gradient that is kept
         self.began = False  # is it one of the round under way?
-        self.findings = 1 + self.context.size * (2 if self.wish.along else 1)
+        self.outputs = 1 + self.context.size * (2 if self.config.along else 1)
 
-    def stepped(self, testing: bool) -> None:
-        if self.wish.first and testing and not self.began:
+    def after_backward(self, testing: bool) -> None:
+        if self.config.first and testing and not self.began:
             self.keep()
 
     def measure(self) -> None:
-        if not self.wish.first:
+        if not self.config.first:
             self.keep()
 
     def keep(self) -> None:
@@ -36,7 +38,7 @@ class Workers(Probe):
         self.kept = None if self.context.averages == "gradient" else flat.copy_gradient(self.kept)
         self.began, self.examples = True, float(self.context.clock.batch)
 
-    def passed(self) -> None:
+    def after_round(self) -> None:
         self.began = False
 
     def numbers(self) -> list[float]:
@@ -45,16 +47,20 @@ class Workers(Probe):
     def vector(self, averaged: str) -> torch.Tensor | None:
         return None if averaged == "gradient" else self.kept
 
-    def look(self, rows: list[torch.Tensor], scales: list[float], notes: list[list[float]], start: int) -> list[float]:
-        return seen_of(rows, scales, [note[4] for note in notes], self.wish.along, self.rooms(rows[0])[0])
+    def map_chunk(
+        self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
+    ) -> list[float]:
+        return chunk_statistics(
+            rows, scales, [row[_EXAMPLES] for row in metadata], self.config.along, self.buffers(rows[0])[0]
+        )
 
-    def evidence(self, batches: list[float], notes: list[list[float]], seen: list[float]) -> Evidence | None:
-        return judged(seen, [note[0] for note in notes], batches, self.wish)
+    def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
+        return estimate_across_workers(totals, [row[0] for row in numbers], batches, self.config)
 
-    def state(self) -> Any:
-        return [self.kept, self.examples] if self.began else None
+    def state(self) -> dict[str, Any]:
+        return {"kept": self.kept, "examples": self.examples} if self.began else {}
 
-    def load(self, state: Any) -> None:
-        self.began = state is not None
-        if state is not None:
-            self.kept, self.examples = state
+    def load(self, state: dict[str, Any]) -> None:
+        self.began = bool(state)
+        if state:
+            self.kept, self.examples = state["kept"], state["examples"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Batch
 
 
@@ -18,19 +18,21 @@ class Proportional(Batch):
     the last ones short. Follows blocks that are dealt out anew.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="proportional",
+        help="in proportion to the workers' blocks: as many steps, as long, for all",
+        cites=("he2023rcdsgd",),
+    )
+
     spreads: ClassVar[bool] = True
 
     mean: int = option(32, help="examples per step and worker, on average", least=1)
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         from ..partition.capacity import batch_sizes
 
-        shares = self.context.shares or self.context.comm.gather_objects(self.context.share)
+        shares = self.context.worker.shares or self.context.comm.gather_objects(self.context.worker.share)
         self._sizes = batch_sizes(shares, self.mean)
 
     def sizes(self) -> list[int]:
         return self._sizes
-
-    def observe(self, due: bool) -> None: ...
-
-    def settle(self) -> None: ...

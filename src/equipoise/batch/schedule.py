@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Batch
 
 
@@ -16,6 +17,10 @@ class Schedule(Batch):
     Reference: Smith, Kindermans, Ying, Le, Don't Decay the Learning Rate, Increase the Batch Size, ICLR 2018.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="schedule", help="sizes by a plan, over epochs, samples or steps", cites=("smith2018dont",)
+    )
+
     plan: list[int] = option([16, 32, 64], help="sizes per worker, one after the other", least=1)
     at: list[float] = option([1.0, 3.0], help="when the next size begins; one fewer than sizes", above=0)
     unit: str = option("epochs", help="what `at` counts", choices=("epochs", "samples", "steps"))
@@ -26,14 +31,10 @@ class Schedule(Batch):
                 f"plan = {self.plan} with at = {self.at}: between two sizes there is one point, and points rise"
             )
 
-    def start(self) -> None: ...
+    def init_state(self) -> None: ...
 
     def sizes(self) -> list[int]:
         context = self.context
-        done = context.clock.step if self.unit == "steps" else context.consumed
-        unit = context.whole if self.unit == "epochs" else 1
+        done = context.clock.step if self.unit == "steps" else context.clock.consumed
+        unit = context.worker.total_examples if self.unit == "epochs" else 1
         return [self.plan[sum(done >= point * unit for point in self.at)]] * context.size
-
-    def observe(self, due: bool) -> None: ...
-
-    def settle(self) -> None: ...

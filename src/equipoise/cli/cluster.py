@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.torchrun import rank
+from ..loop.from_recipe import assemble
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
@@ -70,7 +71,7 @@ def measured(recipe: Recipe) -> Cluster:
     from ..loop.speeds import job_rates
     from ..simulate.cluster import Cluster
 
-    job, how = recipe.build()
+    job, how = assemble(recipe)
 
     def work(comm: Comm) -> Cluster:
         rates = [float(f"{rate:.4g}") for rate in job_rates(job, comm)]

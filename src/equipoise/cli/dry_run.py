@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from ..comm.virtual import VirtualComm, World
 from ..config.recipe import Recipe
-from ..core.context import Context
+from ..core.context import Context, describe
 from ..core.vector import Flat
 from ..loop.blocks import with_speeds
+from ..loop.from_recipe import assemble
 from ..loop.job import Job
 from ..period.every import Every
 from ..sync.none import NoSync
-from ..sync.pull import GradientWeighted
 
 
 def forecast(recipe: Recipe) -> str:
     """TOML throughout: the cost stands in comments."""
-    job, how = recipe.build()
+    job, how = assemble(recipe)
     rows = cost(job, how["workers"])
     width = max(len(name) for name, _ in rows) + 2
     return recipe.text() + "\n" + "\n".join(f"# {name:<{width}}{value}" for name, value in rows)
@@ -26,19 +25,13 @@ def forecast(recipe: Recipe) -> str:
 
 def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     flat = Flat(job.model())
-    itemsize = flat.x.element_size()
-    sync = copy.copy(job.sync) if workers > 1 else NoSync()
-    if isinstance(sync, GradientWeighted):
-        sync.fit(flat)  # a weight per layer travels too
+    sync = job.sync if workers > 1 else NoSync()
     quiet, talking = (
-        [
-            sum(column)
-            for column in zip(*(sync.cost(len(flat), itemsize, r, workers, due) for r in range(workers)), strict=True)
-        ]
+        [sum(column) for column in zip(*(sync.cost(flat.size, r, workers, due) for r in range(workers)), strict=True)]
         for due in (False, True)
     )
     found = [
-        ("parameters", f"{len(flat):,} of {itemsize} bytes"),
+        ("parameters", f"{len(flat):,} of {flat.size.itemsize} bytes"),
         ("examples", f"{len(job.train):,} on {workers} workers"),
         ("steps per epoch", f"{steps_per_epoch(job, workers):,} at the first batch sizes"),
         ("step without a round", _words(quiet)),
@@ -55,10 +48,8 @@ def steps_per_epoch(job: Job, workers: int) -> int:
     blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
     world = World(workers)
     comm = VirtualComm(world, world.workers[0])
-    mine = len(blocks[0])
-    context = Context(comm, seed=job.seed, examples=mine, share=mine / len(job.train))
-    context.shares = [len(block) / len(job.train) for block in blocks]
-    sizes = job.batch.bind(context).sizes()
+    worker = describe(comm, seed=job.seed, sizes=[len(block) for block in blocks])
+    sizes = job.batch.bind(Context(comm, worker=worker)).sizes()
     pairs = list(zip(map(len, blocks), sizes, strict=True))
     return min(n // b for n, b in pairs) if job.drop_last else max(-(-n // b) for n, b in pairs)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..config.defaults import NAMES as DEFAULTS
 from ..config.literal import literal
-from ..config.recipe import DEFAULTS, Recipe
+from ..config.recipe import Recipe
 from ..config.registry import AXES
 from ..config.settings import SETTINGS
 from ..core.errors import UserError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.literal import literal
 from ..core.errors import CheckpointError, UserError
+from ..loop.from_recipe import assemble
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from .resume import read
 
     folder = Path(arguments.run)
-    job, _ = read(folder).build()
+    job, _ = assemble(read(folder))
     model, step, statistics = load(job, folder, arguments.of)
     source = job.train if arguments.on == "train" or job.test is None else job.test
     found = measure(model, job.loss, source, **numbers, radius=float(radius))

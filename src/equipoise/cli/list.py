@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     width = max(len(entry.name) for axis in axes for entry in entries(axis)) + 2
     blocks = []
     for axis in axes:
-        lines = [f"  {entry.name:<{width}}{entry.summary}" for entry in entries(axis)]
+        lines = [f"  {entry.name:<{width}}{entry.help}" for entry in entries(axis)]
         blocks.append("\n".join([axis, *lines]))
     print("\n\n".join(blocks))
     return 0
@@ -44,7 +44,7 @@ def card(axis: str, name: str) -> str:
     """What one method does and which options it takes."""
     cls: Any = get(axis, name)
     name = name.replace("_", "-")
-    summary = next(entry.summary for entry in entries(axis) if entry.name == name)
+    summary = next(entry.help for entry in entries(axis) if entry.name == name)
     parts = [f"{axis} {name}: {summary}", inspect.getdoc(cls) or ""]
     rows = [_row(axis, field) for field in dataclasses.fields(cls)]
     if rows:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..checkpoint.store import available
 from ..config.recipe import Recipe
 from ..core.torchrun import rank, under_torchrun
+from ..loop.from_recipe import assemble
 from ..loop.train import prepare, run_job
 from .run_recipe import conclude, on_torchrun, traced
 
@@ -17,7 +18,7 @@ def again(recipe: Recipe, folder: Path, step: int | None, *, quiet: bool = False
     if under_torchrun():
         # As many workers as it was started with; whether there were as many before does not matter.
         recipe = on_torchrun(recipe.without("workers"))
-    job, how = recipe.build()
+    job, how = assemble(recipe)
     job.folder, job.quiet = folder, quiet
     prepare(job, True if step is None else step)
     with traced(job):

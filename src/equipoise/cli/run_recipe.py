@@ -10,6 +10,7 @@ from pathlib import Path
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.torchrun import rank, under_torchrun
+from ..loop.from_recipe import assemble
 from ..loop.job import Job
 from ..loop.train import Run, prepare, run_job
 from .failure import has_checkpoint, resume_command
@@ -26,7 +27,7 @@ def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
     recipe = on_torchrun(recipe)
     if recipe.settings.get("out") is None and under_torchrun():
         raise UserError("under torchrun every process must know the folder of the run: add --out FOLDER")
-    job, how = recipe.build()  # before anything is written: most mistakes show up here
+    job, how = assemble(recipe)  # before anything is written: most mistakes show up here
     folder = job.folder if job.folder is not None else next_free(stem)
     job.folder, job.quiet = folder, quiet
     prepare(job, False)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .fused_reduction import Look, look_cost
+from .fused_reduction import FusedReduction, fused_cost
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
 
 
@@ -102,13 +102,13 @@ class Comm(ABC):
             message[:-1].div_(total)
         return total
 
-    def sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
-        """The sum over workers in rank order, in place; everybody's notes, and the sums of what was seen of the pieces."""
-        self.ledger.record(*look_cost(tensor.numel(), tensor.element_size(), self.rank, self.size, look))
+    def fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
+        """The sum over workers in rank order, in place; all workers' metadata, and the statistics summed over chunks."""
+        self.ledger.record(*fused_cost(tensor.numel(), tensor.element_size(), self.rank, self.size, reduction))
         if self.size > 1:
-            return self._sum_and_look(tensor, look)
-        notes = [list(look.note)]
-        return notes, look.see([tensor if look.vector is None else look.vector], notes, 0)
+            return self._fused_sum(tensor, reduction)
+        metadata = [list(reduction.metadata)]
+        return metadata, reduction.map_chunk([tensor if reduction.vector is None else reduction.vector], metadata, 0)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Everybody's tensor, stacked by rank: to be read and not to be changed, virtual workers share it."""
@@ -189,7 +189,7 @@ class Comm(ABC):
     def _weighted_mean(self, message: torch.Tensor) -> float: ...
 
     @abstractmethod
-    def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]: ...
+    def _fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]: ...
 
     @abstractmethod
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor: ...

@@ -19,19 +19,19 @@ class Ledger:
     failures: int = 0  # that have taken this worker away,
     alive: float = 0.0  # known up to this simulated second
     counting: bool = True
-    unsorted: float = 0.0  # seconds of `communicate` in which waiting may hide
+    unattributed: float = 0.0  # seconds of `communicate` in which waiting may hide
 
     def record(self, messages: int, bytes: int) -> None:
         if self.counting:
             self.messages += messages
             self.bytes += bytes
 
-    def sort_out(self, least: float) -> None:
-        """Of the unsorted seconds, whatever exceeds the `least` of all workers was waiting: the last to come waits for nobody."""
-        waited = self.unsorted - least
+    def attribute_wait(self, least: float) -> None:
+        """Of the unattributed seconds, whatever exceeds the `least` of all workers was waiting: the last to come waits for nobody."""
+        waited = self.unattributed - least
         self.wait += waited
         self.communicate -= waited
-        self.unsorted = 0.0
+        self.unattributed = 0.0
 
     @property
     def spent(self) -> dict[str, float]:

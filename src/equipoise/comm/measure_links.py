@@ -20,7 +20,7 @@ def measure_links(comm: Comm) -> dict[tuple[int, int], Link]:
     """The link of every pair, the same on all workers; pairs that share no worker are measured at the same time."""
     own: dict[tuple[int, int], Link] = {}
     with comm.uncounted():
-        for games in tournament(comm.size):
+        for games in round_robin_pairs(comm.size):
             barrier(comm)
             for pair in games:
                 if comm.rank in pair:
@@ -31,7 +31,7 @@ def measure_links(comm: Comm) -> dict[tuple[int, int], Link]:
     return {pair: Link(*values) for row in found for pair, values in sorted(row.items())}
 
 
-def tournament(size: int) -> list[list[tuple[int, int]]]:
+def round_robin_pairs(size: int) -> list[list[tuple[int, int]]]:
     """Rounds in which everybody meets one other at most; each pair once (the circle method)."""
     seats = [*range(size), *([-1] if size % 2 else [])]
     rounds = []

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 
-from .fused_reduction import Look
-
-if TYPE_CHECKING:
-    from ..core.context import Context
+from .base import Comm
+from .fused_reduction import FusedReduction, metadata_only
 
 
-class Rider(ABC):
-    """What a batch rule sends along with a round: a few numbers, and what can be seen of a vector piece by piece."""
+class Piggyback(ABC):
+    """What a batch rule sends with a round: a few numbers, and statistics of a vector, chunk by chunk.
 
-    aboard: bool = False  # is there something for the next round? The same answer on all workers.
-    findings: int = 0  # how many numbers `look` gives
+    The loop hands it to the hooks of the sync in the step whose round shall carry it. All workers have one, or none has.
+    """
+
+    outputs: int = 0  # how many numbers `map_chunk` returns
 
     @abstractmethod
-    def note(self) -> list[float]:
+    def metadata(self) -> list[float]:
         """This worker's numbers, always as many."""
 
     @abstractmethod
@@ -28,36 +27,43 @@ class Rider(ABC):
         """This worker's vector; None where the one that the sync averages ("gradient" or "parameters") will do."""
 
     @abstractmethod
-    def look(self, rows: list[torch.Tensor], scales: list[float], notes: list[list[float]], start: int) -> list[float]:
-        """What pieces from element `start` on say: `rows[m]` is that of worker m's vector times `scales[m]`."""
+    def map_chunk(
+        self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
+    ) -> list[float]:
+        """Statistics of chunks from element `start` on: `rows[m]` is that of worker m's vector times `scales[m]`."""
 
     @abstractmethod
-    def arrive(self, notes: list[list[float]], seen: list[float]) -> None:
-        """Everybody's notes, and what all pieces said in total: the same on every worker."""
+    def receive(self, metadata: list[list[float]], totals: list[float]) -> None:
+        """All workers' metadata, and the statistics summed over chunks: the same on every worker."""
 
 
-def sum_carrying(
-    context: Context, vector: torch.Tensor, weight: float, averaged: str, tell: bool = False
+def sum_with_piggyback(
+    comm: Comm,
+    vector: torch.Tensor,
+    weight: float,
+    averaged: str,
+    piggyback: Piggyback | None,
+    *,
+    gather_weights: bool = False,
 ) -> list[float]:
-    """The sum over workers of vectors that were multiplied by their weights, in place, with whoever rides along.
+    """The sum over workers of vectors that were multiplied by their weights, in place, with the piggyback if there is one.
 
-    `averaged` names the vector for riders that want its mean. Gives everybody's weight: always if asked to `tell`, or
-    else where it costs nothing more because somebody rode, and nothing otherwise.
+    `averaged` names the vector for a piggyback that wants its mean. Returns all workers' weights: always with
+    `gather_weights`, otherwise only where it costs nothing because a piggyback travels; else an empty list.
     """
-    rider = context.rider if context.rider is not None and context.rider.aboard else None
-    if rider is None:
-        if not tell:
-            context.comm.sum(vector)
+    if piggyback is None:
+        if not gather_weights:
+            comm.sum(vector)
             return []
-        notes, _ = context.comm.sum_and_look(vector, Look([weight], lambda rows, notes, start: [], 0))
-        return [note[0] for note in notes]
-    rider.aboard = False
-    own = rider.vector(averaged)
+        metadata, _ = comm.fused_sum(vector, metadata_only([weight]))
+        return [row[0] for row in metadata]
+    own = piggyback.vector(averaged)
 
-    def see(rows: list[torch.Tensor], notes: list[list[float]], start: int) -> list[float]:
-        scales = [1.0 if own is not None else note[0] for note in notes]
-        return rider.look(rows, scales, [note[1:] for note in notes], start)
+    def map_chunk(rows: list[torch.Tensor], metadata: list[list[float]], start: int) -> list[float]:
+        scales = [1.0 if own is not None else row[0] for row in metadata]
+        return piggyback.map_chunk(rows, scales, [row[1:] for row in metadata], start)
 
-    notes, seen = context.comm.sum_and_look(vector, Look([weight, *rider.note()], see, rider.findings, own))
-    rider.arrive([note[1:] for note in notes], seen)
-    return [note[0] for note in notes]
+    reduction = FusedReduction([weight, *piggyback.metadata()], map_chunk, piggyback.outputs, own)
+    metadata, totals = comm.fused_sum(vector, reduction)
+    piggyback.receive([row[1:] for row in metadata], totals)
+    return [row[0] for row in metadata]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..core.errors import PeerLost, UserError
 from .base import Comm, Pending, Stream
-from .fused_reduction import Look, over_network
+from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
 from .shared_memory import Expected, Segment, SharedMemory
 
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it 
 _joined = 0  # groups this process has been part of: torchrun's store remembers the keys of those before
 
 
-def _notes(store: Any) -> Any:
+def _control_store(store: Any) -> Any:
     """A store of this group's own, on a connection of its own, for heartbeats and counters."""
     global _joined
     _joined += 1
@@ -53,7 +53,7 @@ class ProcessComm(Comm):
             store = dist.distributed_c10d._get_default_store()
             while hasattr(store, "underlying_store"):
                 store = store.underlying_store
-            own = _notes(store) if hasattr(store, "clone") else None
+            own = _control_store(store) if hasattr(store, "clone") else None
             return cls(timeout=timeout, deterministic=deterministic, store=own)
         try:
             store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
@@ -74,19 +74,19 @@ class ProcessComm(Comm):
         *,
         timeout: float,
         deterministic: bool,
-        notes: Any = None,
+        control_store: Any = None,
         board: Any = None,
     ) -> ProcessComm:
-        """Join a group through a store that all workers reach; `notes` carries heartbeats and counters in its place."""
+        """Join a group through a store that all workers reach; `control_store` carries heartbeats and counters in its place."""
         backend = "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
             backend = "cpu:gloo,cuda:nccl"
         limit = datetime.timedelta(seconds=timeout)
-        notes = notes or _notes(store)
+        control_store = control_store or _control_store(store)
         prefixed = dist.PrefixStore(f"equipoise/{_joined}", store)
         dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
-        comm = cls(timeout=timeout, deterministic=deterministic, store=notes, board=board)
+        comm = cls(timeout=timeout, deterministic=deterministic, store=control_store, board=board)
         comm._owner = True
         return comm
 
@@ -121,7 +121,7 @@ class ProcessComm(Comm):
             if self.ledger.counting and call != "gather_objects":
                 spent = time.perf_counter() - began
                 self.ledger.communicate += spent
-                self.ledger.unsorted += spent  # the control points tell waiting from it
+                self.ledger.unattributed += spent  # the control points tell waiting from it
         except RuntimeError as error:
             raise self._diagnosis(call, error) from error
 
@@ -159,11 +159,11 @@ class ProcessComm(Comm):
             message.div_(total)
         return total
 
-    def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
+    def _fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
         with self._guard("sum"), torch.no_grad():
             if tensor.device.type == "cpu" and self._shared.everybody:
-                return self._shared.sum_and_look(tensor, look)
-            return over_network(tensor, look, self.rank, self.size, dist.all_to_all_single)
+                return self._shared.fused_sum(tensor, reduction)
+            return reduce_over_network(tensor, reduction, self.rank, self.size, dist.all_to_all_single)
 
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:
         """Every worker sums one chunk over the ranks in order, then everybody collects the chunks."""

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from .base import Stream
-from .fused_reduction import Look, added, pieces, sum_rows
+from .fused_reduction import FusedReduction, chunks, sum_columns, sum_rows
 
 LEAST = 1 << 16  # bytes; smaller tensors are as fast on the socket
 _PIECE = 1 << 21  # elements summed at once: bounds the memory it takes
@@ -200,7 +200,7 @@ class SharedMemory:
         )
 
     def sum_stream(self, stream: Stream) -> None:
-        """A bounded piece at a time."""
+        """A bounded chunk at a time."""
         for start in reversed(range(0, stream.elements, _PIECE)):
             self._sum(stream, start, min(_PIECE, stream.elements - start))
 
@@ -230,41 +230,41 @@ class SharedMemory:
             if stop > start:
                 stream.take(begin + start, segment.view(stop - start, dtype, self._totals))
 
-    def sum_and_look(self, flat: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
-        """As `_sum`; whoever sums a chunk looks at everybody's part of it where it lies."""
+    def fused_sum(self, flat: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
+        """As `_sum`; the worker that sums a chunk also computes its statistics, in place."""
         item, size, mine = flat.element_size(), self.size, self.rank
-        extra = _aligned(flat.numel() * item)  # where the vector to look at begins,
-        notes = extra + _aligned(look.extra * item)  # and where the notes do
-        seen = _aligned(-(-flat.numel() // size) * item)  # behind the chunk
-        # What follows the inputs is one part in `size` as long: it must hold the chunk and what was seen of it.
-        inputs = max(notes + 8 * len(look.note), size * (seen + 8 * look.numbers))
+        extra = _aligned(flat.numel() * item)  # where the second vector begins,
+        metadata_at = extra + _aligned(reduction.extra * item)  # and where the metadata does
+        statistics_at = _aligned(-(-flat.numel() // size) * item)  # behind the chunk
+        # What follows the inputs is one part in `size` as long: it must hold the chunk and its statistics.
+        inputs = max(metadata_at + 8 * len(reduction.metadata), size * (statistics_at + 8 * reduction.outputs))
         if inputs > self._totals:
             self._share_table(inputs)
-        own, bounds = self._table[mine], pieces(flat.numel(), size)
+        own, bounds = self._table[mine], chunks(flat.numel(), size)
         own.tensor(flat).copy_(flat)
-        if look.vector is not None:
-            own.tensor(look.vector, extra).copy_(look.vector)
-        note = torch.tensor(look.note, dtype=torch.float64)
-        own.tensor(note, notes).copy_(note)
+        if reduction.vector is not None:
+            own.tensor(reduction.vector, extra).copy_(reduction.vector)
+        note = torch.tensor(reduction.metadata, dtype=torch.float64)
+        own.tensor(note, metadata_at).copy_(note)
         dist.barrier()
         start, stop = bounds[mine]
         rows = [other.tensor(flat[start:stop], start * item) for other in self._table]
-        everybody = [other.tensor(note, notes).tolist() for other in self._table]
-        if look.vector is not None:
-            a, b = pieces(look.extra, size)[mine]
-            looked = [other.tensor(look.vector[a:b], extra + a * item) for other in self._table]
-            found = look.see(looked, everybody, a)
+        everybody = [other.tensor(note, metadata_at).tolist() for other in self._table]
+        if reduction.vector is not None:
+            a, b = chunks(reduction.extra, size)[mine]
+            looked = [other.tensor(reduction.vector[a:b], extra + a * item) for other in self._table]
+            found = reduction.map_chunk(looked, everybody, a)
         else:
-            found = look.see(rows, everybody, start)
+            found = reduction.map_chunk(rows, everybody, start)
         sum_rows(rows, own.tensor(flat[start:stop], self._totals))
         numbers = torch.tensor(found, dtype=torch.float64)
-        own.tensor(numbers, self._totals + seen).copy_(numbers)
+        own.tensor(numbers, self._totals + statistics_at).copy_(numbers)
         dist.barrier()
-        findings = []
+        partials = []
         for other, (start, stop) in zip(self._table, bounds, strict=True):
             flat[start:stop].copy_(other.tensor(flat[start:stop], self._totals))
-            findings.append(other.tensor(numbers, self._totals + seen).tolist())
-        return everybody, added(findings)
+            partials.append(other.tensor(numbers, self._totals + statistics_at).tolist())
+        return everybody, sum_columns(partials)
 
     # -- gathers --------------------------------------------------------------------------------------------------
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -24,9 +24,9 @@ import torch
 from ..core.errors import PeerLost, WorkerError
 from ..core.random import rng_state, set_rng_state
 from ..simulate.cluster import Cluster, Traffic
-from ..simulate.failures import Chance
+from ..simulate.failures import FailureModel
 from .base import Comm, Pending, Stream
-from .fused_reduction import Look, in_one_place, look_cost
+from .fused_reduction import FusedReduction, fused_cost, reduce_in_memory
 from .ledger import Ledger
 
 
@@ -218,7 +218,7 @@ class VirtualComm(Comm):
     def __init__(self, world: World, worker: _Worker):
         super().__init__(worker.rank, world.size)
         self._world, self._worker = world, worker
-        self._chance: Chance | None = None  # made when the seed of the run is known
+        self._chance: FailureModel | None = None  # made when the seed of the run is known
         worker.ledger = self.ledger
 
     @property
@@ -238,7 +238,7 @@ class VirtualComm(Comm):
             me.now += seconds
             return seconds
         if self._chance is None:
-            self._chance = Chance(world.cluster, self.rank, self.seed)
+            self._chance = FailureModel(world.cluster, self.rank, self.seed)
         seconds *= self._chance.factor(self.step)
         self.ledger.compute += seconds
         me.now += seconds
@@ -308,16 +308,16 @@ class VirtualComm(Comm):
         self._sum_whole(stream)
 
     @torch.no_grad()
-    def _sum_and_look(self, tensor: torch.Tensor, look: Look) -> tuple[list[list[float]], list[float]]:
-        def combine(parts: list[tuple[torch.Tensor, Look]]) -> list[tuple[list[list[float]], list[float]]]:
-            seen = in_one_place([tensor for tensor, _ in parts], [look for _, look in parts])
+    def _fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
+        def combine(parts: list[tuple[torch.Tensor, FusedReduction]]) -> list[tuple[list[list[float]], list[float]]]:
+            totals = reduce_in_memory([tensor for tensor, _ in parts], [reduction for _, reduction in parts])
             _sum_into_all([tensor for tensor, _ in parts])
-            return [seen] * len(parts)
+            return [totals] * len(parts)
 
         # As long as a mean of a vector that costs as many bytes.
-        _, sent = look_cost(tensor.numel(), tensor.element_size(), 0, self.size, look)
+        _, sent = fused_cost(tensor.numel(), tensor.element_size(), 0, self.size, reduction)
         bytes = sent * self.size // (2 * (self.size - 1))
-        return self._meet(_of("sum_and_look", tensor), (tensor, look), combine, lambda cluster: cluster.mean(bytes))
+        return self._meet(_of("fused_sum", tensor), (tensor, reduction), combine, lambda cluster: cluster.mean(bytes))
 
     @torch.no_grad()
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:

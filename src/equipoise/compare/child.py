@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ..config.recipe import Recipe
+from ..loop.from_recipe import assemble
 
 
 def child(pipe: Connection, folder: Path, recipe: Recipe, resume: bool) -> None:
@@ -46,7 +47,7 @@ def train(folder: Path, recipe: Recipe, resume: bool) -> int:
     from ..loop.train import prepare, run_job
 
     recipe.dump(folder / "recipe.toml")
-    job, how = recipe.build()
+    job, how = assemble(recipe)
     job.folder, job.quiet = folder, True
     prepare(job, resume)
     return run_job(job, **how).stopped

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from .plan import Task
-from .table import Measure, metric_of, time_words
+from .table import Criterion, metric_of, time_words
 
 _TAIL = 1 << 14  # bytes of a run's events that are enough to see where it is
 
 
 class Display:
-    def __init__(self, tasks: list[Task], measure: Measure, *, quiet: bool = False):
+    def __init__(self, tasks: list[Task], measure: Criterion, *, quiet: bool = False):
         self.tasks, self.measure, self.quiet = tasks, measure, quiet
         self.bars: Any = None
         self.rows: dict[int, Any] = {}
@@ -69,7 +69,7 @@ class Display:
             self.bars.refresh()
 
 
-def outcome(task: Task, measure: Measure) -> str:
+def outcome(task: Task, measure: Criterion) -> str:
     """The end of a run in a few words."""
     if task.state == "failed":
         return f"failed: {task.failure}"

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from ..core.errors import UserError
+from ..loop.from_recipe import assemble
 from .child import child
 from .plan import Task
 
@@ -71,7 +72,7 @@ def warm_up(waiting: list[Task]) -> None:
     """Load what the runs need before they are forked: they share it instead of loading it one by one."""
     for task in waiting:
         with contextlib.suppress(Exception):  # it will say so itself
-            task.recipe.build()
+            assemble(task.recipe)
             return
 
 

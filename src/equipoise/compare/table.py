@@ -18,7 +18,7 @@ SPENT = ("compute", "wait", "communicate")
 _CLOCKS = {"simulated_seconds": "simulated s", "seconds": "s", "samples": "examples"}
 
 
-class Measure(NamedTuple):
+class Criterion(NamedTuple):
     """By what choices are ranked: which clock, which target, which metric."""
 
     name: str  # a key of result.json
@@ -88,7 +88,7 @@ class Row:
         return self.metric.size > 0
 
 
-def measure_of(tasks: list[Task]) -> Measure:
+def measure_of(tasks: list[Task]) -> Criterion:
     """Simulated seconds on a described cluster, real ones on processes; examples where virtual workers have no clock."""
     plain = tasks[0].recipe.plain()
     if len({task.recipe.plain()["until"] for task in tasks}) > 1:
@@ -96,10 +96,10 @@ def measure_of(tasks: list[Task]) -> Measure:
     until = Until.parse(plain["until"]) if plain["until"] is not None else None
     clock = "simulated_seconds" if plain["cluster"] is not None else "samples" if plain["virtual"] else "seconds"
     metric = until.metric if until is not None else "accuracy"
-    return Measure(clock, until, metric)
+    return Criterion(clock, until, metric)
 
 
-def rows_of(tasks: list[Task], measure: Measure) -> list[Row]:
+def rows_of(tasks: list[Task], measure: Criterion) -> list[Row]:
     """A row per choice, best first."""
     by_name: dict[str, list[Task]] = {}
     for task in tasks:
@@ -108,7 +108,7 @@ def rows_of(tasks: list[Task], measure: Measure) -> list[Row]:
     return ranked(rows, measure)
 
 
-def summary(name: str, tasks: list[Task], measure: Measure) -> Row:
+def summary(name: str, tasks: list[Task], measure: Criterion) -> Row:
     row = Row(name, seeds=len(tasks))
     failures = [task.failure for task in tasks if task.state == "failed"]
     row.failure, row.failed = failures[0] if failures else "", len(failures)
@@ -141,7 +141,7 @@ def spent_of(results: list[dict[str, Any]]) -> dict[str, float]:
     return {name: value / len(workers) for name, value in sums.items()} if sum(sums.values()) > 0 else {}
 
 
-def ranked(rows: list[Row], measure: Measure) -> list[Row]:
+def ranked(rows: list[Row], measure: Criterion) -> list[Row]:
     """Who reached the target with every seed by time, then who did with some, then the others by metric, failures last."""
     best = -1.0 if measure.metric == "accuracy" else 1.0
 
@@ -162,7 +162,7 @@ def ranked(rows: list[Row], measure: Measure) -> list[Row]:
     return found
 
 
-def cells(rows: list[Row], measure: Measure) -> tuple[list[str], list[list[str]]]:
+def cells(rows: list[Row], measure: Criterion) -> tuple[list[str], list[list[str]]]:
     """The table in words: a heading and a row per choice."""
     target = f"to {measure.until}" if measure.until is not None else "in all"
     head = ["", "choice", f"{measure.unit} {target}", "bytes", "rounds", f"final {measure.metric}", "reached", "wait"]
@@ -194,7 +194,7 @@ def cells(rows: list[Row], measure: Measure) -> tuple[list[str], list[list[str]]
     return [head[i] for i in kept], [[line[i] for i in kept] for line in body]
 
 
-def time_words(value: float, measure: Measure) -> str:
+def time_words(value: float, measure: Criterion) -> str:
     return f"{Spread(value, math.nan, 1).words()} {measure.unit}"
 
 

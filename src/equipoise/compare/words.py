@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
-from .table import Measure, Row, Spread, time_words
+from .table import Criterion, Row, Spread, time_words
 
 _SAME = 1.03  # factors below this are called equal
 
 
-def sentence(rows: list[Row], measure: Measure, reference: str) -> str:
+def sentence(rows: list[Row], measure: Criterion, reference: str) -> str:
     """`rows` are ranked; `reference` names the choice that the others are measured by, usually the first."""
     finished = [row for row in rows if row.finished]
     if not finished:
@@ -42,7 +42,7 @@ def sentence(rows: list[Row], measure: Measure, reference: str) -> str:
     return " ".join(parts)
 
 
-def _winner(rows: list[Row], measure: Measure, reference: str) -> str:
+def _winner(rows: list[Row], measure: Criterion, reference: str) -> str:
     first = rows[0]
     text = f"{first.name} reaches {measure.until} in {first.time.words()} {measure.unit}"
     if len(rows) == 1:
@@ -70,7 +70,7 @@ def _other(rows: list[Row], reference: str) -> Row | None:
     return next((row for row in rest if row.name == reference), rest[0] if rest else None)
 
 
-def why(first: Row, other: Row, measure: Measure) -> str:
+def why(first: Row, other: Row, measure: Criterion) -> str:
     """The factors between two choices that both reached the target, and where the time goes."""
     examples = other.samples.mean / first.samples.mean
     speed = other.time.mean / first.time.mean / examples
@@ -96,7 +96,7 @@ def _pair(now: float, before: float) -> str:
     return words[0] if words[0] == words[1] else f"{words[0]} instead of {words[1]}"
 
 
-def _nobody(rows: list[Row], measure: Measure) -> str:
+def _nobody(rows: list[Row], measure: Criterion) -> str:
     partly = [row for row in rows if row.reached]
     if partly:
         first = partly[0]
@@ -109,7 +109,7 @@ def _nobody(rows: list[Row], measure: Measure) -> str:
     return f"No choice reaches {measure.until}; nearest is {first.name} with {measure.metric} {first.metric.words()} after {after}."
 
 
-def _by_metric(rows: list[Row], measure: Measure) -> str:
+def _by_metric(rows: list[Row], measure: Criterion) -> str:
     first = rows[0]
     text = f"{first.name} ends with the best {measure.metric}, {first.metric.words()}"
     if len(rows) > 1:

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..observe.observer import plain
 from .plan import Task
-from .table import Measure, Row
+from .table import Criterion, Row
 
 _NUMBERS = ("time", "bytes", "rounds", "samples", "metric")
 
@@ -24,7 +24,7 @@ def write_files(
     table: tuple[list[str], list[list[str]]],
     words: str,
     tasks: list[Task],
-    measure: Measure,
+    measure: Criterion,
 ) -> list[Path]:
     runs = [
         {"choice": t.combination.name, "seed": t.seed, "folder": str(t.folder), "state": t.state, "failure": t.failure}
@@ -51,7 +51,7 @@ def write_files(
     return [out / name for name in texts]
 
 
-def as_csv(rows: list[Row], measure: Measure) -> str:
+def as_csv(rows: list[Row], measure: Criterion) -> str:
     titles = {"time": measure.name, "metric": measure.metric}
     columns = [(name, part) for name in _NUMBERS if titles.get(name) != "samples" for part in ("mean", "deviation")]
     text = io.StringIO()

@@ -7,7 +7,7 @@
     name = "dirichlet"
     alpha = 0.1
 
-Reading needs no torch; `resolved` and `build` load it: only the classes know their options and defaults.
+Reading needs no torch; `resolved` loads it: only the classes know their options and defaults.
 """
 
 from __future__ import annotations
@@ -15,24 +15,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.errors import UserError, did_you_mean
 from ..core.toml import read_toml
+from . import defaults
+from .fingerprint import flattened
 from .registry import AXES, names
 from .settings import LENGTHS, SETTINGS, checked
 
-if TYPE_CHECKING:
-    from ..loop.job import Job
-
-DEFAULTS = {
-    "partition": "iid",
-    "order": "reshuffle",
-    "batch": "fixed",
-    "period": "every",
-    "topology": "ring",
-    "data": "digits",
-}
 # The option that a bare number stands for.
 SHORT = {"period": ("every", "steps"), "batch": ("fixed", "size")}
 MODELS = {
@@ -43,8 +34,6 @@ MODELS = {
     "text": "transformer",
     "tsv": "lstm",
 }
-_WORKERS = 4
-DEFAULT_EPOCHS = 100.0  # where a target is all that is said of a run's length
 
 
 class Choice(NamedTuple):
@@ -94,35 +83,32 @@ class Recipe:
 
     def _default(self, axis: str) -> str:
         if axis == "sync":
-            # Rare rounds are asked for, which gradients cannot have.
             period = self.chosen("period")
-            return (
-                "all-reduce" if period.name == "every" and period.options.get("steps", 1) == 1 else "periodic-average"
-            )
+            return defaults.sync_name(period.name == "every" and period.options.get("steps", 1) == 1)
         if axis == "model":
             data = self.chosen("data")
             assert data.name is not None
             return "logistic" if data.options.get("features") == "bag" else MODELS.get(data.name, "mlp")
-        return DEFAULTS[axis]
+        return defaults.NAMES[axis]
 
     def plain(self) -> dict[str, Any]:
         """Every plain setting with its value."""
-        found = {name: self.settings.get(name, setting.default) for name, setting in SETTINGS.items()}
-        if found["cluster"] is not None:
-            found["cluster"] = os.path.abspath(os.path.expanduser(found["cluster"]))
-        if found["workers"] is None:
-            found["workers"] = _WORKERS
-            if found["cluster"] is not None:
+        settings = {name: self.settings.get(name, setting.default) for name, setting in SETTINGS.items()}
+        if settings["cluster"] is not None:
+            settings["cluster"] = os.path.abspath(os.path.expanduser(settings["cluster"]))
+        if settings["workers"] is None:
+            settings["workers"] = defaults.WORKERS
+            if settings["cluster"] is not None:
                 from ..simulate.cluster import Cluster
 
-                found["workers"] = Cluster.load(found["cluster"]).size
-        if found["virtual"] is None:
-            found["virtual"] = found["cluster"] is not None
-        if all(found[name] is None for name in LENGTHS if name != "until"):
-            found["epochs"] = 1.0 if found["until"] is None else DEFAULT_EPOCHS
-        if found["lr"] is None:
-            found["lr"] = 0.1 if found["optimizer"] == "sgd" else 0.001
-        return found
+                settings["workers"] = Cluster.load(settings["cluster"]).size
+        if settings["virtual"] is None:
+            settings["virtual"] = settings["cluster"] is not None
+        if all(settings[name] is None for name in LENGTHS if name != "until"):
+            settings["epochs"] = defaults.EPOCHS if settings["until"] is None else defaults.EPOCHS_TO_TARGET
+        if settings["lr"] is None:
+            settings["lr"] = defaults.LEARNING_RATE[settings["optimizer"]]
+        return settings
 
     def resolved(self) -> dict[str, Any]:
         """Every choice with the value of every option, defaults included: settings, then a table per axis."""
@@ -132,10 +118,7 @@ class Recipe:
 
     def flat(self) -> dict[str, Any]:
         """`resolved` in one level, such as "sync.rounds": 4; what a checkpoint is compared by."""
-        flat: dict[str, Any] = {}
-        for key, value in self.resolved().items():
-            flat |= {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
-        return flat
+        return flattened(self.resolved())
 
     def text(self) -> str:
         """The resolved recipe as TOML, with the versions in use; loading it gives the same recipe."""
@@ -153,12 +136,6 @@ class Recipe:
             part.replace(path)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}; choose another folder") from None
-
-    def build(self) -> tuple[Job, dict[str, Any]]:
-        """The job, and the arguments of `run_job` besides it."""
-        from .build import assemble
-
-        return assemble(self)
 
 
 def versions() -> dict[str, str]:

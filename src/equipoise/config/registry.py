@@ -1,141 +1,160 @@
 """Names on the command line, and the class behind each. Python users pass objects and need none of this.
 
-One line a method. This file imports nothing, so that `equipoise list` answers at once.
+A method declares its name, help and references in its own file (`metadata = Metadata(...)`). This module reads those
+declarations from the source without importing it, so that `equipoise list` answers before torch could be loaded. Methods of
+other packages come in by `register`, or by an entry point of the group `equipoise.methods`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import ast
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..core.errors import UserError, did_you_mean
 
 AXES = ("partition", "order", "batch", "period", "topology", "sync", "data", "model")
+GROUP = "equipoise.methods"  # of entry points
+
+_PACKAGE = Path(__file__).parent.parent
+_FOLDERS = {"model": "models"}  # where the folder is not named like its axis
+
+Class = TypeVar("Class", bound=type)
 
 
 class Entry(NamedTuple):
     axis: str
     name: str
-    target: str  # "module:Class" below the package
-    summary: str
+    target: str  # "package.module:Class"
+    help: str
+    cites: tuple[str, ...] = ()
 
 
-_TABLE = """
-partition | iid            | partition.iid:IID                       | a random, equal share for every worker
-partition | contiguous     | partition.contiguous:Contiguous         | equal slices of the data as it lies
-partition | sorted         | partition.sorted:Sorted                 | sorted by label, X % shuffled, cut into equal slices
-partition | shards         | partition.shards:Shards                 | sorted by label, cut into shards, a few dealt to each worker
-partition | dirichlet      | partition.dirichlet:Dirichlet           | each class spread over workers by Dirichlet(alpha); small alpha is more skewed
-partition | stratified     | partition.stratified:Stratified         | at random, but every class in proportion to the workers' speeds
-partition | submodular     | partition.submodular:Submodular         | proportional to speeds, balanced by class, features like the whole
-partition | from-file      | partition.from_file:FromFile            | the blocks of a partition file
-order     | sequential     | order.sequential:Sequential             | as the examples lie, every epoch
-order     | reshuffle      | order.reshuffle:Reshuffle               | a fresh random order every epoch
-order     | shuffle-once   | order.shuffle_once:ShuffleOnce          | one random order, kept
-order     | flip-flop      | order.flip_flop:FlipFlop                | a random order, then the same one backwards
-order     | paired-reversal | order.paired_reversal:PairedReversal   | blocks in random order, then all of it backwards
-order     | herding        | order.herding:Herding                   | greedy herding on the last epoch's gradients; small data only
-order     | grab           | order.grab:GraB                         | balanced by gradients less their mean
-order     | pair-balance   | order.pair_balance:PairBalance          | balanced by differences of neighbours' gradients
-order     | cd-grab        | order.cd_grab:CDGraB                    | pair balance coordinated over all workers
-order     | id-grab        | order.id_grab:IDGraB                    | every worker balances its own block
-batch     | fixed          | batch.fixed:Fixed                       | one size, or one per worker
-batch     | schedule       | batch.schedule:Schedule                 | sizes by a plan, over epochs, samples or steps
-batch     | norm-test      | batch.norm_test:NormTest                | grows when the noise is large beside the gradient
-batch     | inner-product  | batch.inner_product:InnerProduct        | grows when steps are not surely descents
-batch     | augmented      | batch.augmented:Augmented               | inner-product test, and one for the noise across the gradient
-batch     | noise-scale    | batch.noise_scale:NoiseScale            | follows the gradient noise scale tr S / |G|^2
-batch     | cabs           | batch.cabs:CABS                         | coupled to the learning rate: a tr S / loss
-batch     | proportional   | batch.proportional:Proportional         | in proportion to the workers' blocks: as many steps, as long, for all
-period    | every          | period.every:Every                      | a round every H optimizer steps
-period    | post-local     | period.post_local:PostLocal             | every step at first, then every H steps
-period    | qsr            | period.qsr:QSR                          | rounds become rarer as the learning rate falls
-period    | growing        | period.growing:Growing                  | each round longer than the one before
-period    | total-steps    | period.total_steps:TotalSteps           | a round when all workers together have taken N H steps
-topology  | complete       | topology.complete:Complete              | everybody talks to everybody
-topology  | ring           | topology.ring:Ring                      | two neighbours on a circle
-topology  | path           | topology.path:Path                      | a line: a ring with one link cut
-topology  | star           | topology.star:Star                      | everybody talks to one hub
-topology  | torus          | topology.torus:Torus                    | a grid whose opposite sides touch: four neighbours
-topology  | hypercube      | topology.hypercube:Hypercube            | numbers that differ in one bit; a power of two of workers
-topology  | exponential    | topology.exponential:Exponential        | sends to 1, 2, 4, ... further on; directed
-topology  | one-peer       | topology.one_peer:OnePeer               | sends to one worker a round, 1, 2, 4, ... further on in turn; directed
-topology  | base-k         | topology.base_k:BaseK                   | at most k peers a round; one period is the exact mean for any number of workers
-topology  | matching       | topology.matching:Matching              | random pairs, drawn anew each round
-topology  | random         | topology.random:Random                  | a random connected graph (Erdos-Renyi)
-topology  | edges          | topology.edges:Edges                    | your own graph: a file with a line `a b [weight]` per link
-sync      | none           | sync.none:NoSync                        | no communication: workers train alone
-sync      | all-reduce     | sync.all_reduce:AllReduce               | gradients averaged at every step (data parallel)
-sync      | periodic-average | sync.periodic_average:PeriodicAverage | parameters averaged every H steps (Local SGD)
-sync      | slowmo         | sync.slowmo:SlowMo                      | Local SGD with a slow momentum over rounds
-sync      | diloco         | sync.diloco:DiLoCo                      | Local SGD with an outer Nesterov step; fragments, overlap
-sync      | d-psgd         | sync.d_psgd:DPSGD                       | models averaged with the neighbours' (gossip)
-sync      | d2             | sync.d2:D2                              | gossip that takes its own bias back; exact on unequal data
-sync      | dsgt           | sync.dsgt:DSGT                          | gossip of models and of trackers of the mean gradient; exact
-sync      | detag          | sync.detag:DeTAG                        | gradient tracking with accelerated gossip by phases; exact, for sparse graphs
-sync      | defacto        | sync.defacto:DeFacto                    | gossip rounds whose product is the exact mean
-sync      | mg-dsgd        | sync.mg_dsgd:MGDSGD                     | gathered gradients, then rounds of accelerated gossip
-sync      | sgp            | sync.sgp:SGP                            | gossip along one-way links, de-biased by push-sum weights
-sync      | qg-dsgdm       | sync.qg_dsgdm:QGDSGDm                   | gossip with a momentum that follows the mixed model
-sync      | dsgdm-n        | sync.dsgdm_n:DSGDmN                     | gossip with each worker's own Nesterov momentum
-sync      | k-gt           | sync.k_gt:KGT                           | gradient tracking with local steps; exact on unequal data
-sync      | edm            | sync.edm:EDM                            | D2 with momentum; exact on unequal data
-sync      | relay          | sync.relay:RelaySGD                     | models relayed along a spanning tree; exact on unequal data
-sync      | matcha         | sync.matcha:MATCHA                      | gossip over randomly drawn matchings, within a budget
-sync      | ad-psgd        | sync.ad_psgd:ADPSGD                     | pairs average in the background with models one round old
-sync      | easgd          | sync.easgd:EASGD                        | workers and a centre attract each other (elastic averaging)
-sync      | eamsgd         | sync.eamsgd:EAMSGD                      | elastic averaging with each worker's own Nesterov momentum
-sync      | lsgd           | sync.lsgd:LSGD                          | pull to the worker with the least training loss
-sync      | mgrawa         | sync.mgrawa:MGRAWA                      | pull to a centre weighted by inverse gradient norms, one weight per worker
-sync      | lgrawa         | sync.lgrawa:LGRAWA                      | pull to a centre weighted by inverse gradient norms, one weight per layer
-data      | digits         | data.digits:Digits                      | 1,797 handwritten digits, 8 x 8, bundled with scikit-learn
-data      | fashion-mnist  | data.fashion_mnist:FashionMNIST         | idx files, plain or gzip, in --data.dir
-data      | cifar10        | data.cifar10:CIFAR10                    | npz with JPEG images, or the cifar-10-batches-py folder, in --data.dir
-data      | text           | data.text:Text                          | words of plain text files, for language models
-data      | tsv            | data.tsv:TSV                            | sentences and labels, tab-separated with a header (SST-2 style)
-data      | synthetic      | data.synthetic:Synthetic                | made-up regression or classification
-model     | logistic       | models.logistic:Logistic                | one linear layer
-model     | mlp            | models.mlp:MLP                          | fully connected layers with ReLU
-model     | lenet          | models.lenet:LeNet                      | two convolutions, three linear layers
-model     | vgg            | models.vgg:VGG                          | plain stacks of convolutions with BatchNorm
-model     | resnet         | models.resnet:ResNet                    | small residual network with BatchNorm
-model     | lstm           | models.lstm:LSTM                        | embedding, LSTM, tied output
-model     | transformer    | models.transformer:Transformer          | small causal transformer
-"""
+_registered: dict[tuple[str, str], tuple[Entry, type]] = {}
 
 
-def _entries() -> dict[tuple[str, str], Entry]:
-    rows = [[cell.strip() for cell in line.split("|", 3)] for line in _TABLE.strip().splitlines()]
-    return {(row[0], row[1]): Entry(*row) for row in rows}
+def register(cls: Class) -> Class:
+    """Give a method of your own a name on the command line and in recipes; usable as a decorator.
 
-
-_ENTRIES = _entries()
+    The axis is that of its base class (`eq.sync.Sync`, `eq.order.Order`, ...), the name that of its `metadata`.
+    """
+    metadata, axis = getattr(cls, "metadata", None), getattr(cls, "axis", "")
+    if axis not in AXES:
+        raise UserError(
+            f"{cls.__name__} is on no axis: derive it from eq.sync.Sync, eq.order.Order or another base class"
+        )
+    if metadata is None:
+        raise UserError(f"{cls.__name__} has no name: add `metadata = Metadata(name=..., help=...)` to the class")
+    key, entry = (axis, metadata.name), Entry(axis, metadata.name, _target(cls), metadata.help, tuple(metadata.cites))
+    known = _table().get(key)
+    if known is not None and known.target != entry.target:
+        raise UserError(f"{axis} {metadata.name!r} is {known.target} already: choose another name for {cls.__name__}")
+    _registered[key] = entry, cls
+    return cls
 
 
 def names(axis: str) -> list[str]:
-    """The names known on an axis, in the order of the table."""
-    return [entry.name for entry in _ENTRIES.values() if entry.axis == axis]
+    """The names known on an axis."""
+    return [entry.name for entry in entries(axis)]
 
 
 def entries(axis: str | None = None) -> list[Entry]:
-    return [entry for entry in _ENTRIES.values() if axis in (None, entry.axis)]
+    """Every method, or those of one axis, sorted by name within an axis."""
+    rows = [entry for entry in _table().values() if axis in (None, entry.axis)]
+    return sorted(rows, key=lambda entry: (AXES.index(entry.axis), entry.name))
+
+
+def find(axis: str, name: str) -> Entry:
+    """The entry of a name; an unknown one is refused with the nearest known one."""
+    entry = _table().get((axis, name.replace("_", "-")))
+    if entry is None:
+        raise UserError(f"unknown {axis} {name!r}: {did_you_mean(name, names(axis))}")
+    return entry
 
 
 def get(axis: str, name: str) -> type:
-    """The class behind a name; an unknown name is refused with the nearest known one."""
-    import importlib
-
-    from ..core.errors import UserError, did_you_mean
-
-    entry = _ENTRIES.get((axis, name.replace("_", "-")))
-    if entry is None:
-        raise UserError(f"unknown {axis} {name!r}: {did_you_mean(name, names(axis))}")
+    """The class behind a name."""
+    entry = find(axis, name)
+    if (axis, entry.name) in _registered:
+        return _registered[axis, entry.name][1]
     module, cls = entry.target.split(":")
-    return getattr(importlib.import_module(f"equipoise.{module}"), cls)
+    return getattr(importlib.import_module(module), cls)
 
 
 def name_of(method: Any) -> str:
-    """The registered name of an object, or its class name."""
-    cls = type(method)
-    target = f"{cls.__module__.removeprefix('equipoise.')}:{cls.__name__}"
-    for entry in _ENTRIES.values():
-        if entry.target == target:
-            return entry.name
-    return cls.__name__
+    """The name of an object on the command line, or that of its class."""
+    metadata = getattr(type(method), "metadata", None)
+    return metadata.name if metadata is not None else type(method).__name__
+
+
+def exports(axis: str) -> dict[str, str]:
+    """Class name -> module of every method of an axis that comes with Equipoise."""
+    return {e.target.split(":")[1]: e.target.split(":")[0] for e in _built_in().values() if e.axis == axis}
+
+
+def _table() -> dict[tuple[str, str], Entry]:
+    _load_entry_points()
+    return _built_in() | {key: entry for key, (entry, _) in _registered.items()}
+
+
+@functools.cache
+def _built_in() -> dict[tuple[str, str], Entry]:
+    return {
+        (axis, entry.name): entry
+        for axis in AXES
+        for path in sorted((_PACKAGE / _FOLDERS.get(axis, axis)).glob("*.py"))
+        for entry in _declared(axis, path)
+    }
+
+
+@functools.cache
+def _load_entry_points() -> None:
+    """Register the methods of installed packages, once."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=GROUP):
+        try:
+            register(point.load())
+        except Exception as error:
+            raise UserError(
+                f"the entry point {point.name} = {point.value} ({GROUP}) cannot be loaded: {error}; fix or uninstall "
+                "the package that declares it"
+            ) from error
+
+
+def _declared(axis: str, path: Path) -> Iterator[Entry]:
+    """The methods that a file declares, from its syntax tree."""
+    text = path.read_text(encoding="utf-8")
+    if "= Metadata(" not in text:
+        return
+    for node in ast.parse(text).body:
+        for line in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == "metadata":
+                assert isinstance(node, ast.ClassDef)
+                assert isinstance(line.value, ast.Call)
+                said = {keyword.arg: ast.literal_eval(keyword.value) for keyword in line.value.keywords}
+                module = ".".join(("equipoise", *path.relative_to(_PACKAGE).with_suffix("").parts))
+                yield Entry(axis, said["name"], f"{module}:{node.name}", said["help"], said.get("cites", ()))
+
+
+def _target(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def exporter(axis: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for the package of an axis: every method under its class name, imported when it is used."""
+    package = f"equipoise.{_FOLDERS.get(axis, axis)}"
+
+    def getattr_(name: str) -> Any:
+        module = exports(axis).get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(module), name)
+
+    def dir_() -> list[str]:
+        return sorted({*vars(importlib.import_module(package)), *exports(axis)})
+
+    return getattr_, dir_

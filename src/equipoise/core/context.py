@@ -1,8 +1,7 @@
-"""What a bound method knows of its worker."""
+"""What a bound method knows: a frozen description of its worker, and what it may call."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,47 +14,66 @@ if TYPE_CHECKING:
     import torch
 
     from ..comm.base import Comm
-    from ..comm.piggyback import Rider
-    from ..loop.fresh_gradients import Probe
+    from ..loop.fresh_gradients import FreshGradients
     from .vector import Flat
 
 
-def unheard(event: str, **fields: Any) -> None:
-    """Where nobody listens to events."""
+def no_op_emit(event: str, **fields: Any) -> None:
+    """Where no events are written."""
 
 
-@dataclass
-class Context:
-    """One worker as its methods see it: who it is, whom it reaches, what it trains."""
+@dataclass(frozen=True)
+class WorkerInfo:
+    """One worker: which rank of how many, its seed, and how the examples are spread."""
 
-    comm: Comm
-    clock: Clock = field(default_factory=Clock)
+    rank: int = 0
+    size: int = 1
     seed: int = 0
     examples: int = 0  # in this worker's block
-    whole: int = 0  # examples of all workers
-    share: float = 0.0  # this worker's part of all examples; 1 / size when all hold as many
-    shares: list[float] = field(default_factory=list)  # of all workers by rank, where they are known
-    mean_by_share: bool = False  # does the sync weigh models by share? Then the mean model does too
-    reference: float = 1.0  # the batch size that weighs 1: the same on all workers
-    flat: Flat | None = None
-    loss: float = math.nan  # of this worker's last batch, where the loop tells
-    probe: Probe | None = None  # for gradients on fresh examples, where the loop can take them
-    consumed: int = 0  # examples taken by all workers since the run began: the same on all of them
-    optimizer: torch.optim.Optimizer | None = None
-    clip: float | None = None  # the norm to which the loop clips gradients
-    rider: Rider | None = None  # what travels with the rounds of the sync,
-    averages: str = ""  # and of what a round gives the mean anyway: "gradient" or "parameters"
-    emit: Callable[..., None] = unheard  # emit(event, **fields) writes a line to the events
-    example_gradients: Callable[[int], list[torch.Tensor]] | None = None  # of so many examples of this step's batch
+    total_examples: int = 0  # of all workers
+    shares: tuple[float, ...] = ()  # each worker's part of all examples, by rank; empty where it is not known
 
     @property
-    def rank(self) -> int:
-        return self.comm.rank
-
-    @property
-    def size(self) -> int:
-        return self.comm.size
+    def share(self) -> float:
+        """This worker's part of all examples."""
+        return self.shares[self.rank] if self.shares else 1.0 / self.size
 
     def rng(self, *purpose: int) -> np.random.Generator:
         """A stream that depends on the seed, this worker and the purpose alone: nothing to store, nothing shared."""
         return np.random.default_rng([self.seed, self.rank, *purpose])
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method of one worker may use. No method writes anything here for another one to find."""
+
+    comm: Comm
+    clock: Clock = field(default_factory=Clock)
+    worker: WorkerInfo = field(default_factory=WorkerInfo)
+    flat: Flat | None = None  # the model
+    optimizer: torch.optim.Optimizer | None = None
+    clip: float | None = None  # the norm to which the loop clips gradients
+    averages: str = ""  # what a round of the sync averages anyway: "gradient", "parameters" or neither
+    fresh_gradients: FreshGradients | None = None  # gradients on examples drawn for a measurement
+    example_gradients: Callable[[int], list[torch.Tensor]] | None = None  # of so many examples of this step's batch
+    emit: Callable[..., None] = no_op_emit  # emit(event, **fields) writes a line to the events
+
+    @property
+    def rank(self) -> int:
+        return self.worker.rank
+
+    @property
+    def size(self) -> int:
+        return self.worker.size
+
+    def redescribe(self, worker: WorkerInfo) -> None:
+        """For the loop alone: examples were redistributed, so all methods of this worker see another description."""
+        object.__setattr__(self, "worker", worker)
+
+
+def describe(comm: Comm, *, seed: int = 0, sizes: list[int] | None = None) -> WorkerInfo:
+    """The worker behind `comm`, where worker i holds `sizes[i]` examples."""
+    if sizes is None:
+        return WorkerInfo(comm.rank, comm.size, seed)
+    total = sum(sizes)
+    return WorkerInfo(comm.rank, comm.size, seed, sizes[comm.rank], total, tuple(n / total for n in sizes))

@@ -1,8 +1,9 @@
 """What every choice on every axis has in common: options, binding to a worker, named state.
 
 A method is a dataclass. Its constructor only stores and checks options, so its `repr` builds it again and one
-object can describe many workers. `bind(context)` returns the copy that one worker uses; whatever that copy
-learns is listed in `STATE` and travels through `state_dict`.
+object can describe many workers. `bind(context)` returns the copy that one worker uses; its state is made by
+`init_state`, listed in `STATE`, and travels through `state_dict`. What the registry, the citations and the cards say of a
+method stands in its file, as `metadata`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ import dataclasses
 import math
 import typing
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from .context import Context
 from .errors import UserError
 
 Self = TypeVar("Self", bound="Method")
+
+
+class Metadata(NamedTuple):
+    """What is said of a method wherever it is listed. Literals only: the registry reads it without importing the file."""
+
+    name: str  # on the command line
+    help: str  # one line
+    cites: tuple[str, ...] = ()  # keys of config/citations.bib; none for common knowledge
 
 
 def option(
@@ -32,15 +41,17 @@ def option(
 ) -> Any:
     """A field of a method: its default, one line of help, and the range that `Method` enforces."""
     limits = {"help": help, "least": least, "above": above, "most": most, "below": below, "choices": choices}
-    if isinstance(default, (list, dict, set, Plain)):
+    if isinstance(default, (list, dict, set, Configurable)):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=limits)
     return dataclasses.field(default=default, metadata=limits)
 
 
 @dataclasses.dataclass
-class Plain(ABC):  # noqa: B024  (what it leaves open differs by kind)
+class Configurable(ABC):  # noqa: B024  (what it leaves open differs by kind)
     """A dataclass whose options are checked on construction; the base of methods, data sets and models."""
 
+    axis: ClassVar[str] = ""  # declared by the base class of each axis
+    metadata: ClassVar[Metadata]  # declared by each method that has a name on the command line
     exact: ClassVar[bool] = True  # does a run on processes give the bits of one on virtual workers?
 
     def __post_init__(self) -> None:
@@ -58,23 +69,35 @@ class Plain(ABC):  # noqa: B024  (what it leaves open differs by kind)
 
 
 @dataclasses.dataclass
-class Method(Plain):
-    """A choice on an axis. Final here: binding and state. A method fills `start`."""
+class Method(Configurable):
+    """A choice on an axis. Final here: binding and state. A method fills `init_state`."""
 
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes that a checkpoint keeps
     HEALTH: ClassVar[tuple[str, ...]] = ()  # attributes (numbers) that the events show
-    context: ClassVar[Context]  # set by `bind`; a ClassVar only so that it is not an option
 
     @abstractmethod
-    def start(self) -> None:
+    def init_state(self) -> None:
         """Make the state of a fresh worker; `self.context` is set."""
 
     def bind(self: Self, context: Context) -> Self:
         """The copy of this method that one worker owns."""
         bound = copy.copy(self)
-        bound.context = context  # type: ignore[misc]
-        type(bound).start(bound)  # by way of the class: an option may bear the same name
+        bound._use(context)
+        bound.init_state()
         return bound
+
+    def _use(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def is_bound(self) -> bool:
+        """Does this copy belong to a worker?"""
+        return hasattr(self, "_context")
+
+    @property
+    def context(self) -> Context:
+        """What this worker's copy may use."""
+        return self._context
 
     def state_dict(self) -> dict[str, Any]:
         import torch

@@ -26,6 +26,14 @@ class Slice(NamedTuple):
     shape: torch.Size
 
 
+class ModelSize(NamedTuple):
+    """What the cost of a message depends on."""
+
+    elements: int  # trainable parameters
+    itemsize: int  # bytes of one
+    layers: int = 1  # parameter tensors
+
+
 class Flat:
     """The trainable parameters of a module as one vector. Tied parameters appear once, frozen ones not at all."""
 
@@ -83,6 +91,10 @@ class Flat:
 
     def __len__(self) -> int:
         return self.x.numel()
+
+    @property
+    def size(self) -> ModelSize:
+        return ModelSize(len(self), self.x.element_size(), len(self.slices))
 
     @torch.no_grad()
     def widen(self, elements: int) -> torch.Tensor:

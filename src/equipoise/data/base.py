@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from ..core.errors import DataError
-from ..core.method import Plain
+from ..core.method import Configurable
 
 
 class Arrays(Dataset):
@@ -61,7 +61,7 @@ def examples(x: np.ndarray, y: np.ndarray, source: str, limit: int | None = None
 
 
 @dataclass
-class Loaded:
+class LoadedData:
     """What a data set gives: train and test parts, and what a model must know of them."""
 
     train: Arrays
@@ -74,9 +74,11 @@ class Loaded:
 
 
 @dataclass
-class Data(Plain):
+class Data(Configurable):
     """A data set that the command line can name."""
 
+    axis: ClassVar[str] = "data"
+
     @abstractmethod
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         """Read it; a missing or damaged file is a `DataError` of one line that names the file and the fix."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.errors import DataError, UserError
-from ..core.method import option
-from .base import Arrays, Data, Loaded, examples
+from ..core.method import Metadata, option
+from .base import Arrays, Data, LoadedData, examples
 from .files import folder, normalised, read_bytes
 from .pickles import unpickled
 
@@ -26,11 +27,17 @@ class CIFAR10(Data):
     below it. Source: Krizhevsky (2009).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="cifar10",
+        help="npz with JPEG images, or the cifar-10-batches-py folder, in --data.dir",
+        cites=("krizhevsky2009learning",),
+    )
+
     dir: str = option("", help="folder with cifar10-{train,test}.npz or with cifar-10-batches-py")
     limit: int | None = option(None, help="read only the first so many training examples", least=1)
     test_limit: int | None = option(None, help="read only the first so many test examples", least=1)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         hint = "the folder with cifar10-train.npz and cifar10-test.npz, or with cifar-10-batches-py"
         where = folder(self.dir, "cifar10", hint)
         npz = [where / "cifar10-train.npz", where / "cifar10-test.npz"]
@@ -43,7 +50,7 @@ class CIFAR10(Data):
                 raise DataError(f"{where}: neither cifar10-train.npz nor data_batch_1 is here: check --data.dir")
             train = _from_batches([where / f"data_batch_{i}" for i in range(1, 6)], self.limit)
             test = _from_batches([where / "test_batch"], self.test_limit)
-        return Loaded(train, test, "classify", 10, (3, 32, 32), notes={"files": [str(where)]})
+        return LoadedData(train, test, "classify", 10, (3, 32, 32), notes={"files": [str(where)]})
 
 
 def _from_npz(path: Path, limit: int | None) -> Arrays:

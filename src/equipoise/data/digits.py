@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from .base import Data, Loaded, examples
+from ..core.method import Metadata, option
+from .base import Data, LoadedData, examples
 
 
 @dataclass
@@ -18,11 +19,17 @@ class Digits(Data):
     `load_digits`, the test part of "Optical Recognition of Handwritten Digits" (UCI).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="digits",
+        help="1,797 handwritten digits, 8 x 8, bundled with scikit-learn",
+        cites=("alpaydin1998cascading",),
+    )
+
     test: float = option(0.2, help="share of every class that is the test part", above=0, below=1)
     seed: int = option(0, help="seed of the split", least=0)
     limit: int | None = option(None, help="keep only the first so many training examples", least=1)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         from sklearn.datasets import load_digits
 
         bunch = load_digits()
@@ -35,7 +42,7 @@ class Digits(Data):
             members = rng.permutation(np.flatnonzero(y == label))
             chosen[members[: round(self.test * len(members))]] = True
         source = f"Digits(test={self.test})"
-        return Loaded(
+        return LoadedData(
             train=examples(x[~chosen], y[~chosen], source, self.limit),
             test=examples(x[chosen], y[chosen], source),
             task="classify",

@@ -6,12 +6,13 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.method import option
-from .base import Arrays, Data, Loaded, examples
+from ..core.method import Metadata, option
+from .base import Arrays, Data, LoadedData, examples
 from .files import folder, normalised, read_bytes
 
 MEAN, STD = (0.2860,), (0.3530,)
@@ -25,14 +26,18 @@ class FashionMNIST(Data):
     MNIST itself has the same names and sizes and may be read too. Source: Xiao, Rasul, Vollgraf (2017).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="fashion-mnist", help="idx files, plain or gzip, in --data.dir", cites=("xiao2017fashion",)
+    )
+
     dir: str = option("", help="folder with the four idx files, plain or .gz")
     limit: int | None = option(None, help="keep only the first so many training examples", least=1)
     test_limit: int | None = option(None, help="keep only the first so many test examples", least=1)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         hint = "the folder of the four idx files; Debian's package dataset-fashion-mnist holds them"
         where = folder(self.dir, "fashion-mnist", hint)
-        return Loaded(
+        return LoadedData(
             train=_part(where, "train", self.limit),
             test=_part(where, "t10k", self.test_limit),
             task="classify",

@@ -2,7 +2,7 @@
 
 `eq.partition.Submodular(features=...)` takes any of these: "inputs" (the examples themselves, flattened), "bag" (for
 token ids: how often each word occurs), the path of a `.npy` file, an array with one row per example,
-`penultimate(model)`, or your own function from a `View` to such an array.
+`penultimate(model)`, or your own function from a `DatasetView` to such an array.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from ..core.errors import DataError, UserError
-from .view import View
+from .view import DatasetView
 
 _WORDS = 256  # columns of "bag"; words that share one are counted together
 
 
-def feature_array(view: View, features: Any) -> np.ndarray:
+def feature_array(view: DatasetView, features: Any) -> np.ndarray:
     """The rows for a view, checked: two dimensions, one row per example, every number finite."""
     if isinstance(features, str):
         name = features
@@ -50,7 +50,7 @@ def feature_array(view: View, features: Any) -> np.ndarray:
     return rows
 
 
-def inputs(view: View) -> np.ndarray:
+def inputs(view: DatasetView) -> np.ndarray:
     """The examples themselves, flattened."""
     rows = _columns(view)[0]
     if rows.dtype in (np.int32, np.int64) and rows.ndim == 2 and rows.shape[1] > 1:
@@ -61,7 +61,7 @@ def inputs(view: View) -> np.ndarray:
     return rows.reshape(len(rows), -1)
 
 
-def bag(view: View) -> np.ndarray:
+def bag(view: DatasetView) -> np.ndarray:
     """Word counts of token ids in 256 columns, each row of length one."""
     tokens = _columns(view)[0]
     if tokens.dtype.kind not in "iu":
@@ -72,7 +72,7 @@ def bag(view: View) -> np.ndarray:
     return counts / np.linalg.norm(counts, axis=1, keepdims=True)
 
 
-def targets(view: View) -> np.ndarray | None:
+def targets(view: DatasetView) -> np.ndarray | None:
     """The targets of every example, whatever they are; None where the data does not tell."""
     data = view.data
     for name in ("y", "targets"):
@@ -83,7 +83,7 @@ def targets(view: View) -> np.ndarray | None:
     return None
 
 
-def _columns(view: View) -> tuple[np.ndarray, ...]:
+def _columns(view: DatasetView) -> tuple[np.ndarray, ...]:
     from .source import Source
 
     if view.data is None:
@@ -135,7 +135,7 @@ class Penultimate:
     device: str = "cpu"
     _caught: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
 
-    def __call__(self, view: View) -> np.ndarray:
+    def __call__(self, view: DatasetView) -> np.ndarray:
         from .source import Source
 
         last = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
@@ -159,7 +159,7 @@ class Penultimate:
         return torch.cat(rows).numpy()
 
 
-def penultimate(model: nn.Module, batch: int = 256, device: str = "cpu") -> Callable[[View], np.ndarray]:
+def penultimate(model: nn.Module, batch: int = 256, device: str = "cpu") -> Callable[[DatasetView], np.ndarray]:
     """Features from a trained (or even a random) network: what enters its last linear layer.
 
     The model is run once over the data, in evaluation mode and without gradients, and left as it was.

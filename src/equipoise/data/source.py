@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ..core.errors import UserError
-from .view import View
+from .view import DatasetView
 
 
 class Source:
@@ -47,8 +47,8 @@ class Source:
         items = fetch(indices.tolist()) if fetch is not None else [self.data[int(i)] for i in indices]
         return default_collate(items)
 
-    def view(self) -> View:
-        return View(len(self), self._labels(), self.data)
+    def view(self) -> DatasetView:
+        return DatasetView(len(self), self._labels(), self.data)
 
     def _labels(self) -> np.ndarray | None:
         """One class per example, where the data has integer targets."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from .base import Data, Loaded, examples
+from ..core.method import Metadata, option
+from .base import Data, LoadedData, examples
 
 
 @dataclass
@@ -19,6 +20,8 @@ class Synthetic(Data):
     that noise^2 is the least mean squared error there is.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(name="synthetic", help="made-up regression or classification")
+
     kind: str = option("classify", help="the task", choices=("classify", "regress"))
     examples: int = option(2000, help="examples, both parts together", least=2)
     features: int = option(20, help="numbers in an input", least=1)
@@ -27,7 +30,7 @@ class Synthetic(Data):
     test: float = option(0.2, help="share of the examples that is the test part", above=0, below=1)
     seed: int = option(0, help="seed of everything drawn", least=0)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         rng = np.random.default_rng(self.seed)
         classify = self.kind == "classify"
         directions = rng.standard_normal((self.classes if classify else 1, self.features))
@@ -41,7 +44,7 @@ class Synthetic(Data):
         x = x.astype(np.float32)
         # Drawn independently, so the end of it is as good a test part as any.
         cut = min(self.examples - 1, max(1, round(self.examples * (1 - self.test))))
-        return Loaded(
+        return LoadedData(
             train=examples(x[:cut], y[:cut], "synthetic"),
             test=examples(x[cut:], y[cut:], "synthetic"),
             task="classify" if classify else "regress",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.method import option
-from .base import Arrays, Data, Loaded, examples
+from ..core.method import Metadata, option
+from .base import Arrays, Data, LoadedData, examples
 from .files import given, held_out, ranked, read_text
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -24,6 +25,8 @@ class Text(Data):
     overlap. Without a test file the last tenth of the windows is the test part.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(name="text", help="words of plain text files, for language models")
+
     path: str = option("", help="text file to train on (UTF-8, plain or gzip)")
     test_path: str = option("", help="text file to test on; empty: the last tenth of the windows")
     length: int = option(35, help="words in a window", least=1)
@@ -31,14 +34,14 @@ class Text(Data):
     vocabulary: int | None = option(None, help="keep at most so many words, <unk> among them", least=2)
     limit: int | None = option(None, help="keep only the first so many training windows", least=1)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         train, test = self._words()
         counts = Counter(train)
         counts.pop(UNKNOWN, None)
         room = None if self.vocabulary is None else self.vocabulary - 1
         vocabulary = [UNKNOWN, *ranked(counts, room, self.least_count)]
         ids = {word: i for i, word in enumerate(vocabulary)}
-        return Loaded(
+        return LoadedData(
             train=self._windows(train, ids, self.path, self.limit),
             test=self._windows(test, ids, self.test_path or self.path, None),
             task="language",

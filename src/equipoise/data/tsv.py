@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..core.errors import DataError, UserError, did_you_mean
-from ..core.method import option
+from ..core.method import Metadata, option
 from .bag import Bag
-from .base import Arrays, Data, Loaded, examples
+from .base import Arrays, Data, LoadedData, examples
 from .files import given, held_out, ranked, read_text
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 
 
-class Row(NamedTuple):
+class Sentence(NamedTuple):
     line: int
     words: list[str]
     label: str
@@ -33,6 +33,10 @@ class TSV(Data):
     the rows is the test part.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="tsv", help="sentences and labels, tab-separated with a header (SST-2 style)"
+    )
+
     path: str = option("", help="file to train on (UTF-8, plain or gzip)")
     test_path: str = option("", help="file to test on; empty: the last tenth of the rows")
     text_column: str = option("sentence", help="column of the text")
@@ -46,7 +50,7 @@ class TSV(Data):
         if self.text_column == self.label_column:
             raise UserError(f"TSV: text_column and label_column are both {self.text_column!r}: name two columns")
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedData:
         train = self._read(self.path, "path")
         if self.test_path:
             test = self._read(self.test_path, "test_path")
@@ -61,7 +65,7 @@ class TSV(Data):
         # Without padding: models take word 0 for the end of a sentence, and a text may contain "<pad>".
         ids = {word: i for i, word in enumerate(vocabulary) if i}
         bag = self.features == "bag"
-        return Loaded(
+        return LoadedData(
             train=self._part(train[: self.limit], ids, classes, self.path),
             test=self._part(test, ids, classes, self.test_path or self.path),
             task="classify",
@@ -75,7 +79,7 @@ class TSV(Data):
             },
         )
 
-    def _read(self, value: str, name: str) -> list[Row]:
+    def _read(self, value: str, name: str) -> list[Sentence]:
         path = given(value, "tsv", name, "a tab-separated file with a header")
         header, *lines = [line.removesuffix("\r").split("\t") for line in read_text(path, name).split("\n")]
         if lines and lines[-1] == [""]:
@@ -94,12 +98,12 @@ class TSV(Data):
             label = cells[label_at].strip()
             if not label:
                 raise DataError(f"{path}: line {number} has no label: mend or remove it")
-            rows.append(Row(number, cells[at].split(), label))
+            rows.append(Sentence(number, cells[at].split(), label))
         if len(rows) < 2:
             raise DataError(f"{path}: {len(rows)} rows below the header, two are the least: check --data.{name}")
         return rows
 
-    def _part(self, rows: list[Row], ids: dict[str, int], classes: dict[str, int], source: str) -> Arrays:
+    def _part(self, rows: list[Sentence], ids: dict[str, int], classes: dict[str, int], source: str) -> Arrays:
         for row in rows:
             if row.label not in classes:
                 raise DataError(
@@ -116,7 +120,7 @@ class TSV(Data):
         return examples(x, y, source)
 
 
-def _classes(rows: list[Row], source: str) -> dict[str, int]:
+def _classes(rows: list[Sentence], source: str) -> dict[str, int]:
     """Every label of the training part and its class."""
     labels = {row.label for row in rows}
     if len(labels) < 2:

@@ -11,7 +11,7 @@ from ..core.errors import UserError
 
 
 @dataclass
-class View:
+class DatasetView:
     """What a partition may look at: how many examples, their class labels (None if they have none), the data itself."""
 
     examples: int

@@ -97,9 +97,9 @@ def _child(
 
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here: the host's name need not be looked up
-        store, notes = dist.FileStore(f"{folder}/rendezvous"), FolderStore(folder)
+        store, control_store = dist.FileStore(f"{folder}/rendezvous"), FolderStore(folder)
         comm = ProcessComm.join(
-            store, rank, size, timeout=timeout, deterministic=deterministic, notes=notes, board=board
+            store, rank, size, timeout=timeout, deterministic=deterministic, control_store=control_store, board=board
         )
         set_current(comm)
         # Plain pickle: multiprocessing would hand over tensors as shared memory, which ends with this process.

@@ -1,28 +1,38 @@
-"""`eq.attach`: any sync and period on a user's own loop."""
+"""`eq.attach`: every sync and period on a user's own loop, with the step that `eq.train` has."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..checkpoint.match import refuse_mismatch
+from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
 from ..comm.base import Comm
-from ..core.context import Context
-from ..core.errors import UserError
-from ..core.vector import Buffers, Flat
+from ..comm.current import current_comm
+from ..config.defaults import chosen_period, chosen_sync
+from ..config.fingerprint import flattened, tables_of
+from ..config.fit import check_fit, check_settings
+from ..core.context import WorkerInfo, describe
+from ..core.errors import CheckpointError, UserError
+from ..data.source import Source
+from ..observe.console import Console
+from ..observe.observer import Observer, class_counts
 from ..period.base import Period
-from ..period.every import Every
-from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
-from ..sync.none import NoSync
-from ..sync.periodic_average import PeriodicAverage
-from .control import make_equal
-from .job import refuse_own_pace, refuse_rare_rounds
+from .evaluate import Task, evaluate, health, swapped, vector_of
+from .overflow import agree_on_overflow
+from .result import counters
+from .run_folder import claim_folder
 from .sampler import Sampler
+from .state import load_trained, trained_state
+from .step import Step
 
 
 class attach:
@@ -42,16 +52,20 @@ class attach:
     clip: the norm to which the gradient is clipped after the sync has combined it. Clipping by hand before
         `optimizer.step()` clips each worker's own gradient, which is something else.
     scaler: the `torch.amp.GradScaler` of the loop; all workers then skip a step if one of them found an overflow.
+    scheduler: the learning-rate scheduler of the loop, for checkpoints only; the loop steps it.
     buffers: "local", or "average" to average BatchNorm statistics at each round.
-    sampler: the `eq.Sampler` of the loop, whose batch rule may then follow the gradients and which knows the batch sizes.
-        Its DataLoader must not draw ahead (num_workers=0).
-    accumulate: most batches of that sampler for one optimizer step, where the loop accumulates gradients.
+    sampler: the `eq.Sampler` of the loop: its order and batch rule then learn from the gradients, and it knows the batch sizes.
+    accumulate: batches of that sampler for one optimizer step, where the loop accumulates gradients.
     share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or 1 / workers.
+    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity count for
+        nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with "skip" the gradient too.
+    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise report` reads it.
+    log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
-    Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal: gradients are weighted by it.
+    Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler: gradients are
+    weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for `nonfinite`.
     All workers must take the same number of steps (`eq.Sampler` sees to that). With `eq.period.TotalSteps` they need not: end the
-    loop on `together.clock.rounds`, which all workers count alike. A sync that follows the loss (LSGD) reads
-    `together.loss`: set it before `optimizer.step()`.
+    loop on `together.clock.rounds`, which all workers count alike.
     """
 
     def __init__(
@@ -63,148 +77,223 @@ class attach:
         period: Period | int | None = None,
         clip: float | None = None,
         scaler: Any = None,
+        scheduler: Any = None,
         buffers: str = "local",
         share: float | None = None,
         sampler: Sampler | None = None,
         accumulate: int = 1,
         seed: int = 0,
+        nonfinite: str = "stop",
+        log: str | Path | None = None,
+        log_every: int = 10,
+        keep: int = 2,
+        progress: bool = False,
     ):
-        self.period_choice = Every(period) if isinstance(period, int) else (period or Every())
-        if sync is None:
-            sync = AllReduce() if self.period_choice == Every() else PeriodicAverage()
-        refuse_own_pace(self.period_choice, sync)
-        refuse_rare_rounds(self.period_choice, sync)
-        if buffers not in ("local", "average"):
-            raise UserError(f"buffers = {buffers!r}: local or average")
+        self.period_choice = chosen_period(period)
+        self.sync_choice = chosen_sync(sync, self.period_choice)
+        check_settings(buffers=buffers, nonfinite=nonfinite, seed=seed)
+        if buffers == "recompute":
+            raise UserError("buffers = 'recompute': local or average; recompute them in your own evaluation")
+        order, batch = (None, None) if sampler is None else (sampler.order_choice, sampler.batch_choice)
+        check_fit(period=self.period_choice, sync=self.sync_choice, order=order, batch=batch)
+        for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
+            if value < 1:
+                raise UserError(f"{name} = {value}: at least 1 is needed")
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not trainable <= held:
             raise UserError(
                 "the optimizer does not hold all trainable parameters of the model: build it from model.parameters()"
             )
-        self.sync_choice, self.model, self.optimizer = sync, model, optimizer
-        self.clip, self.scaler, self.buffer_policy, self.share, self.seed = clip, scaler, buffers, share, seed
-        self.sampler, self.accumulate = sampler, accumulate
-        self.batch = 1
-        self.loss = math.nan
+        self.model, self.optimizer, self.scaler, self.scheduler = model, optimizer, scaler, scheduler
+        self.clip, self.buffer_policy, self.share, self.seed = clip, buffers, share, seed
+        self.sampler, self.accumulate, self.nonfinite = sampler, accumulate, nonfinite
+        self.log = Path(log) if log is not None else None
+        self.log_every, self.keep, self.progress = log_every, keep, progress
+        self.batch: int = 1
+        self.loss: float | None = None
+        self._losses: list[float] = []  # since the last logged step
+        self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
+        self._claimed = False  # is the log folder this run's?
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
-        from ..comm.current import current_comm
-
         self.comm: Comm = current_comm()
-        self.flat, self.buffers = Flat(self.model), Buffers(self.model)
-        make_equal(self.comm, self.model, self.flat)
-        own = 1.0 / self.comm.size if self.sampler is None else self.sampler.position.context.share
-        share = self.share if self.share is not None else own
-        self.context = Context(self.comm, seed=self.seed, share=share, flat=self.flat)
-        self.context.shares = self.comm.gather_objects(share)
-        self.clock, self.context.optimizer, self.context.clip = self.context.clock, self.optimizer, self.clip
+        check_fit(period=self.period_choice, sync=self.sync_choice, workers=self.comm.size)
+        self.step = Step(
+            self.model,
+            self.optimizer,
+            self.comm,
+            self._describe(),
+            sync=self.sync_choice,
+            period=self.period_choice,
+            clip=self.clip,
+            buffers=self.buffer_policy,
+            nonfinite=self.nonfinite,
+            emit=self._emit,
+        )
+        step = self.step
+        self.flat, self.clock, self.context = step.flat, step.clock, step.context
+        self.sync, self.period = step.sync, step.period
         if self.sampler is not None:
-            self.sampler.follow(self.context)
-        self.sync = (self.sync_choice if self.comm.size > 1 else NoSync()).bind(self.context)
-        self.period = self.period_choice.bind(self.context)
-        self._talks = not isinstance(self.sync, NoSync)
+            # With several batches to a step, the order sees each of them as it comes.
+            self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
+            step.follow(self.sampler.order, self.sampler.batch)
+        console = Console(self.clock, lambda: None) if self.progress else None
+        self.observer = Observer(self.comm, self.clock, self.log, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None and self.comm.size > 1:
-            self._agree_on_overflow()
+            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm))
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._undo.close()
         if error[0] is None:
             self.sync.finish()
+            if self._claimed:
+                self.observer.finished(counters(self.step) | {"models": self._models, "stopped": 0})
+        if self._claimed or self.observer.console is not None:
+            self.observer.__exit__(*error)
 
+    def _describe(self) -> WorkerInfo:
+        known = describe(self.comm, seed=self.seed) if self.sampler is None else self.sampler.worker
+        share = known.share if self.share is None else self.share
+        return dataclasses.replace(known, seed=self.seed, shares=tuple(self.comm.gather_objects(share)))
+
+    def _fingerprint(self) -> dict[str, Any]:
+        methods: dict[str, Any] = {"period": self.period_choice, "sync": self.sync_choice}
+        if self.sampler is not None:
+            chosen = self.sampler
+            methods |= {"partition": chosen.partition, "order": chosen.order_choice, "batch": chosen.batch_choice}
+        settings = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
+        return flattened(tables_of(methods) | settings)
+
+    # -- the step ------------------------------------------------------------------------------------------------------
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
-        clock, flat = self.clock, self.flat
+        self._open_log(resumed=False)
+        largest, places = 1, None
         if self.sampler is not None:
-            self.batch = self.sampler.stepping(self.accumulate)
-        self.comm.step = clock.step + 1
+            self.batch, largest, places = self.sampler.use(self.accumulate)
+        self.step.begin(self.batch, largest)
         self.comm.computed(self.batch)
-        clock.batch, clock.lr, clock.hold = self.batch, optimizer.param_groups[0]["lr"], False
-        self.context.loss = self.loss
-        clock.due = self._talks and self.period.lockstep and self.period.due(clock)
-        g = flat.gradient() if self.sync.uses_gradient else None
-        if self.sampler is not None:
-            self.context.reference = max(self.sampler.batch.sizes())
-            self.sampler.batch.observe(clock.due)
-        self.sync.before_step(flat.gather(), g)
-        if g is not None:
-            flat.scatter_gradient()
-        flat.scatter()
-        if clock.hold:
+        if not self.step.before(self.loss, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
-            flat.zero_gradient(flat=False)
-        elif self.clip is not None:
-            nn.utils.clip_grad_norm_(flat.parameters.values(), self.clip)
+            self.flat.zero_gradient(flat=False)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        clock, flat = self.clock, self.flat
-        if self._talks and not self.period.lockstep:
-            clock.due = self.period.due(clock)
-        if clock.due or self.sync.lands:
-            self.sync.after_step(flat.gather())
-            flat.scatter()
-            if clock.due and self.buffer_policy == "average" and len(self.buffers):
-                self.buffers.scatter(self.comm.mean(self.buffers.gather()))
-        if self.sampler is not None:
-            self.sampler.batch.settle()
-        clock.step += 1
-        clock.samples += self.batch
+        self.step.after()
+        if self.loss is not None and math.isfinite(self.loss):
+            self._losses.append(self.loss)
+        if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
+            self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
+            self._losses = []
 
-    def _agree_on_overflow(self) -> None:
-        """Before the scaler decides whether to step, every worker learns whether any of them overflowed."""
-        scaler, original = self.scaler, self.scaler.step
-
-        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if optimizer is self.optimizer and scaler.is_enabled():
-                state = scaler._per_optimizer_states[id(optimizer)]
-                if not state["found_inf_per_device"]:
-                    scaler.unscale_(optimizer)
-                with self.comm.uncounted():
-                    for found in state["found_inf_per_device"].values():
-                        found.copy_(self.comm.sum(found.clone()).clamp(max=1.0))
-            return original(optimizer, *args, **kwargs)
-
-        scaler.step = step
-        self._undo.callback(lambda: delattr(scaler, "step"))
-
+    # -- evaluation ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def evaluating(self, name: str = "mean") -> Iterator[nn.Module]:
         """The model with the parameters of `local`, `mean` or `centre`, in eval mode; all workers enter together.
 
         Nothing of the training state changes: parameters and buffers are back when the block ends.
         """
-        from .evaluate import swapped, vector_of
-
         with self.comm.uncounted():
-            vector = vector_of(self, name)
+            vector = vector_of(self.step, name)
             if vector is None:
                 raise UserError(f"{type(self.sync).__name__} has no {name}: evaluate local or mean")
             training = self.model.training
             self.model.eval()
             try:
-                with swapped(self, vector, own=name == "local"):
+                with swapped(self.step, vector, own=name == "local"):
                     yield self.model
             finally:
                 self.model.train(training)
 
+    def evaluate(
+        self, data: Any, loss: Callable[[Any, Any], torch.Tensor], names: tuple[str, ...] = ("mean", "centre")
+    ) -> dict[str, dict[str, float]]:
+        """Loss (and accuracy, for class labels) of the named models on `data`; all workers call it together.
+
+        The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
+        """
+        device = next(self.model.parameters()).device
+        source = data if isinstance(data, Source) else Source(data)
+        self._models = evaluate(self.step, Task(source, loss, device), names)
+        if self._claimed or self.observer.console is not None:
+            self.observer.evaluated(self._models, health(self.step))
+        return self._models
+
+    # -- the log -------------------------------------------------------------------------------------------------------
+    def _open_log(self, *, resumed: bool, checkpoint: Path | None = None) -> None:
+        """At the first step or at a resume: before that nothing is known to be worth keeping."""
+        if self._claimed or (self.log is None and (self.observer.console is None or self.clock.step)):
+            return
+        if self.log is not None:
+            claim_folder(self.comm, self.log, resumed=resumed)
+            self.store = Store(self.comm, self.log, self.keep, checkpoint)
+            self._claimed = True
+        self.observer.__enter__()
+        worker = self.context.worker
+        classes = None
+        if self.sampler is not None:
+            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.block)
+        self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        self.observer.emit(event, **fields)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+    def checkpoint(self) -> Path:
+        """Write everything that decides the rest of the loop to the `log` folder; all workers call it together.
+
+        Model, optimizer, scheduler, scaler, sampler, sync, period, counters and random generators, one file per worker,
+        written beside and renamed into place.
+        """
+        if self.log is None:
+            raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
+        self._open_log(resumed=False)
+        self.step.refuse_nonfinite_parameters()
+        state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+        state |= self.state_dict()
+        epoch = self.sampler.epoch if self.sampler is not None else self.clock.epoch
+        path = self.store.save(state, self.clock.step, epoch, self._fingerprint())
+        self.observer.emit("checkpoint", path=path.name)
+        return path
+
+    def resume(self, step: int | None = None) -> int:
+        """Go on from the newest checkpoint in the `log` folder, or from that of a step: the same bits as without a stop.
+
+        Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there is no
+        checkpoint yet, so that a loop can always call it.
+        """
+        if self.log is None:
+            raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
+        if step is None and not available(self.log):
+            return 0
+        path = choose(self.log, step)
+        manifest = read_manifest(path)
+        refuse_mismatch(manifest["fingerprint"], self._fingerprint())
+        if manifest["workers"] != self.comm.size:
+            raise CheckpointError(
+                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train and "
+                "`equipoise resume` can change their number"
+            )
+        state = read_worker(path, manifest, self.comm.rank)
+        load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+        self.load_state_dict(state)
+        self._open_log(resumed=True, checkpoint=path)
+        return self.clock.step
+
     def state_dict(self) -> dict[str, Any]:
-        """What the sync, the period and the counters of this worker need to go on; save it per worker."""
-        return {
-            "clock": self.clock.state_dict(),
-            "ledger": self.comm.ledger.state_dict(),
-            "sync": self.sync.state_dict(),
-            "period": self.period.state_dict(),
-        }
+        """What the methods and the counters of this worker need to go on, for a loop that writes its own checkpoints."""
+        state = self.step.state_dict()
+        if self.sampler is not None:
+            state["sampler"] = self.sampler.state_dict(self.sampler.finished)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`, inside the `with` block. Load the model and the optimizer there too: entering made all workers equal."""
-        self.clock.load_state_dict(state["clock"])
-        self.comm.ledger.load_state_dict(state["ledger"])
-        self.sync.finish()  # a round that is under way belongs to the state that is left
-        self.sync.load_state_dict(state["sync"])
-        self.period.load_state_dict(state["period"])
+        self.step.load_state_dict(state)
+        if self.sampler is not None and "sampler" in state:
+            self.sampler.load_state_dict(state["sampler"])

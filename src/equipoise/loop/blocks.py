@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..data.view import View
+from ..data.view import DatasetView
 from ..partition.base import Partition
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from .job import Job
 
 
-def is_measured(partition: Partition) -> bool:
+def speeds_are_measured(partition: Partition) -> bool:
     """Does it wait for the speeds of workers that run?"""
-    return getattr(partition, "speeds", None) == "measure"
+    return getattr(partition, "speeds", None) == "measured"
 
 
 def with_speeds(partition: Partition, speeds: list[float] | None) -> Any:
     """A partition that waits for speeds, with these; equal ones for a forecast without workers."""
-    return dataclasses.replace(partition, speeds=speeds) if is_measured(partition) else partition  # type: ignore[call-arg]
+    return dataclasses.replace(partition, speeds=speeds) if speeds_are_measured(partition) else partition  # type: ignore[call-arg]
 
 
-def shared_blocks(partition: Partition, view: View, comm: Comm, seed: int) -> list[np.ndarray]:
+def shared_blocks(partition: Partition, view: DatasetView, comm: Comm, seed: int) -> list[np.ndarray]:
     """Worker 0 computes the blocks, all receive them; what it refuses is raised on all."""
     if comm.size == 1:
         return partition.blocks(view, 1, seed)
@@ -52,9 +52,8 @@ def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
     """The blocks of a job: as it knows them, as its checkpoint had them, or computed, after measuring if need be."""
     if job.blocks is not None and len(job.blocks) == comm.size:
         return job.blocks
-    if not is_measured(job.partition):
+    if not speeds_are_measured(job.partition):
         return shared_blocks(job.partition, job.train.view(), comm, job.seed)
-    _refuse_to_forget(job)
     if job.resume is not None:
         kept = _kept_blocks(job.resume, comm)
         if kept is not None:
@@ -66,19 +65,6 @@ def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
     blocks = shared_blocks(found, job.train.view(), comm, job.seed)
     job.division_seconds = time.perf_counter() - started
     return blocks
-
-
-def _refuse_to_forget(job: Job) -> None:
-    """Blocks that change between epochs suit neither an order that learns them nor workers that end epochs apart."""
-    if not getattr(job.partition, "remeasure", 0):
-        return
-    if job.order.watches:
-        name = type(job.order).__name__
-        raise UserError(
-            f"remeasure deals out blocks anew and {name} learns the order of one: use reshuffle, or remeasure 0"
-        )
-    if not job.period.lockstep:
-        raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
 
 
 def _kept_blocks(checkpoint: Path, comm: Comm) -> list[np.ndarray] | None:

@@ -1,4 +1,4 @@
-"""What all workers must agree on: where they start, and when they stop."""
+"""Control points: where all workers agree on whether to stop."""
 
 from __future__ import annotations
 
@@ -7,36 +7,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from ..comm.base import Comm
-from ..core.errors import WorkerError
-from ..core.vector import Flat, digest
 from .until import standing
 
 if TYPE_CHECKING:
     from .worker import Worker
 
 _PATIENCE = 0.5  # seconds between control points at the most, where steps are shorter than that
-
-
-def make_equal(comm: Comm, model: nn.Module, flat: Flat) -> None:
-    """Give every worker worker 0's parameters and buffers, frozen ones too, and verify that they arrived."""
-    if comm.size == 1:
-        return
-    shapes = comm.gather_objects([(name, tuple(t.shape), str(t.dtype)) for name, t in model.state_dict().items()])
-    for rank, other in enumerate(shapes):
-        if other != shapes[0]:
-            differing = next((a for a, b in zip(other, shapes[0], strict=False) if a != b), "another number of tensors")
-            raise WorkerError(f"worker {rank} built another model than worker 0: {differing}", rank, 0)
-    with comm.uncounted():
-        comm.broadcast(flat.gather())
-        flat.scatter()
-        frozen = [p for p in model.parameters() if not p.requires_grad]
-        for tensor in [*frozen, *model.buffers()]:
-            comm.broadcast(tensor.data)
-    sums = comm.gather_objects(digest(flat.gather(), *frozen, *model.buffers()))
-    assert len(set(sums)) == 1, "the initial parameters differ after a broadcast"
 
 
 class Control:
@@ -62,7 +39,7 @@ class Control:
         length = self.job.length
         if self.reached is not None:
             return True
-        return (length.budget is not None and self.used >= length.budget) or self.worker.pace.reached(length)
+        return (length.budget is not None and self.used >= length.budget) or self.worker.progress.reached(length)
 
     def judge(self, models: dict[str, dict[str, float]]) -> bool:
         """After an evaluation, which gives all workers the same numbers: is the target met?"""
@@ -75,7 +52,7 @@ class Control:
         """After a step: 0, or the exit code of the signal on which all workers agreed to stop."""
         if not math.isnan(loss):
             self.losses.append(loss)
-        clock, job, pace = self.worker.clock, self.job, self.worker.pace
+        clock, job, pace = self.worker.clock, self.job, self.worker.progress
         if not pace.meeting:
             return 0
         logged = clock.step % job.log_every == 0 or not pace.lockstep
@@ -85,7 +62,7 @@ class Control:
         mean = sum(self.losses) / len(self.losses) if self.losses else math.nan
         table = self._meet(mean)
         if logged:
-            self.worker.observer.stepped(mean, table)
+            self.worker.observer.stepped(mean, table[:, 3].tolist())
             self.losses = []
         if not self.comm.virtual:
             per_step = max(float(table[0, 4]), 1e-9)
@@ -95,15 +72,15 @@ class Control:
         return int(table[:, 0].max())
 
     def _meet(self, loss: float) -> torch.Tensor:
-        """A row per worker: signal, seconds, simulated seconds, loss, seconds per step, steps, samples, unsorted seconds."""
+        """A row per worker: signal, seconds, simulated seconds, loss, seconds per step, steps, samples, seconds not yet attributed."""
         clock, job = self.worker.clock, self.job
         signal = job.stop.code if job.stop.is_set() else 0
         per_step = (time.monotonic() - self.started) / max(1, clock.step)
         ledger = self.comm.ledger
-        mine = [signal, clock.seconds, self.comm.now, loss, per_step, clock.step, clock.samples, ledger.unsorted]
+        mine = [signal, clock.seconds, self.comm.now, loss, per_step, clock.step, clock.samples, ledger.unattributed]
         with self.comm.uncounted():
             table = self.comm.gather(torch.tensor(mine, dtype=torch.float64))
-        ledger.sort_out(float(table[:, 7].min()))
-        self.worker.pace.met(table[:, 5], table[:, 6])
+        ledger.attribute_wait(float(table[:, 7].min()))
+        self.worker.progress.met(table[:, 5], table[:, 6])
         self.used = float(table[:, 2].max() if job.described else table[:, 1].max())
         return table

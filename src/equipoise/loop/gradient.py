@@ -1,4 +1,4 @@
-"""The gradient of one batch, and whether it may be used."""
+"""The gradient of one batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..core.errors import NonFinite
 from .sharpness import sharpness_aware
 from .speeds import Work
 
@@ -30,7 +29,7 @@ def backward(worker: Worker, indices: np.ndarray) -> float:
 
 def gradient(worker: Worker, indices: np.ndarray) -> float:
     """The gradient of the mean loss over `indices`, in micro-batches where the batch is larger than `micro`."""
-    worker.flat.zero_gradient(worker.needs_flat)
+    worker.flat.zero_gradient(worker.stepper.needs_flat)
     if len(indices) == 0:
         return math.nan
     total = 0.0
@@ -56,28 +55,3 @@ def loss_of(worker: Worker, indices: np.ndarray) -> torch.Tensor:
         return worker.job.loss(worker.model(inputs), targets)
     with torch.autocast(worker.job.device.type, dtype=worker.job.autocast):
         return worker.job.loss(worker.model(inputs), targets)
-
-
-def healthy(worker: Worker, loss: float, g: torch.Tensor | None, indices: np.ndarray) -> bool:
-    """False where this step must not count: its gradient is zeroed and weighs nothing, on all workers alike."""
-    if len(indices) == 0:
-        return False
-    what = None
-    if not math.isfinite(loss):
-        what = f"the loss is {loss}"
-    elif worker.job.nonfinite == "skip" and g is not None and not math.isfinite(g.sum(dtype=torch.float64).item()):
-        what = "the gradient is not finite"
-    if what is None:
-        return True
-    step = worker.clock.step + 1
-    if worker.job.nonfinite == "stop":
-        raise NonFinite(
-            f"worker {worker.comm.rank}, step {step}: {what} on examples {indices[:8].tolist()}"
-            f"{'...' if len(indices) > 8 else ''}; lower the learning rate, mend the data, or pass --nonfinite skip",
-            worker.comm.rank,
-            step,
-        )
-    assert g is not None
-    g.zero_()
-    worker.observer.emit("skip", reason=what)
-    return False

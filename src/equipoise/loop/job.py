@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,21 +12,16 @@ import torch
 from torch import nn
 
 from ..batch.base import Batch
-from ..batch.fixed import Fixed
+from ..config.defaults import chosen_sync, default
+from ..config.fit import check_fit, check_settings, warn_of_one_epoch
 from ..core.errors import UserError
 from ..core.stop import Stop
 from ..data.source import Source
 from ..order.base import Order
-from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
-from ..partition.iid import IID
 from ..period.base import Period
-from ..period.every import Every
-from ..sync.all_reduce import AllReduce
 from ..sync.base import Sync
 from .until import Until
-
-BUFFER_POLICIES = ("local", "average", "recompute")
 
 
 @dataclass
@@ -47,34 +41,6 @@ class Length:
             raise UserError("say when the run ends: epochs, steps, samples or a budget in seconds")
 
 
-def refuse_own_pace(period: Period, sync: Sync) -> None:
-    """Refuse a period that lets workers go at their own pace with a sync that cannot."""
-    if not period.lockstep and (sync.every_step or sync.foresees):
-        raise UserError(
-            f"{type(period).__name__} decides on a round when a step is over, and {type(sync).__name__} must know before: "
-            "use period every, or a sync that acts at rounds only (periodic-average, easgd, lsgd, mgrawa, lgrawa)"
-        )
-
-
-def refuse_rare_rounds(period: Period, sync: Sync) -> None:
-    """Refuse any period but every step with a sync that communicates at every step whatever the period."""
-    if sync.every_step and period != Every():
-        words = f"a period of {period.steps}" if isinstance(period, Every) else f"the period {type(period).__name__}"
-        raise UserError(
-            f"{type(sync).__name__} communicates at every step, so {words} means nothing: use periodic-average to "
-            "communicate rarely"
-        )
-
-
-def warn_of_one_epoch(order: Order, length: Length) -> None:
-    """What an order learns in an epoch is used in the next."""
-    if order.watches and length.epochs is not None and length.epochs <= 1:
-        logging.getLogger("equipoise").warning(
-            "nothing to gain from order %s in one epoch: it learns from one epoch what it does in the next",
-            type(order).__name__,
-        )
-
-
 @dataclass
 class Job:
     model: Callable[[], nn.Module]
@@ -84,11 +50,11 @@ class Job:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     test: Source | None = None
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
-    partition: Partition = field(default_factory=IID)
-    order: Order = field(default_factory=Reshuffle)
-    batch: Batch = field(default_factory=Fixed)
-    period: Period = field(default_factory=Every)
-    sync: Sync = field(default_factory=AllReduce)
+    partition: Partition = field(default_factory=lambda: default("partition"))
+    order: Order = field(default_factory=lambda: default("order"))
+    batch: Batch = field(default_factory=lambda: default("batch"))
+    period: Period = field(default_factory=lambda: default("period"))
+    sync: Sync = field(default_factory=lambda: chosen_sync(None, default("period")))
     buffers: str = "local"
     seed: int = 0
     drop_last: bool = False
@@ -96,7 +62,7 @@ class Job:
     clip: float | None = None
     sam: float | None = None  # radius of sharpness-aware minimisation
     until: Until | None = None  # a target that ends the run before its length
-    slow: list[float] | None = None  # how many times longer each worker takes for a gradient than it must
+    slow: list[float] | None = None  # a slow-down factor for each worker, to emulate stragglers
     autocast: torch.dtype | None = None
     nonfinite: str = "stop"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -115,29 +81,24 @@ class Job:
     stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
-        warn_of_one_epoch(self.order, self.length)
-        if self.buffers not in BUFFER_POLICIES:
-            raise UserError(f"buffers = {self.buffers!r}: one of {', '.join(BUFFER_POLICIES)}")
-        if self.seed < 0:
-            raise UserError(f"seed = {self.seed}: must not be negative")
-        if self.batch.watches and not self.period.lockstep:
-            raise UserError(
-                f"{type(self.batch).__name__} compares workers that take the same steps, and {type(self.period).__name__} lets each "
-                "take its own: use a period such as every"
-            )
-        if self.nonfinite not in ("stop", "skip"):
-            raise UserError(f"nonfinite = {self.nonfinite!r}: stop or skip")
+        warn_of_one_epoch(self.order, self.length.epochs)
+        check_settings(buffers=self.buffers, nonfinite=self.nonfinite, seed=self.seed)
         for name in ("micro", "clip", "sam", "checkpoint_every", "keep", "log_every", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"{name} = {value}: must be above zero")
-        refuse_own_pace(self.period, self.sync)
-        if self.order.coordinated and not self.period.lockstep:
-            raise UserError(
-                f"{type(self.order).__name__} needs all workers at every step, and {type(self.period).__name__} lets each "
-                "go at its own pace: use a period such as every"
-            )
-        refuse_rare_rounds(self.period, self.sync)
+        self.check_fit()
+
+    def check_fit(self, workers: int | None = None) -> None:
+        """Refuse choices that do not fit together; a topology too, where the number of workers is given."""
+        check_fit(
+            period=self.period,
+            sync=self.sync,
+            order=self.order,
+            batch=self.batch,
+            partition=self.partition,
+            workers=workers,
+        )
 
     def slow_down(self, rank: int, size: int) -> float:
         """The factor in `slow` of one worker; for trying out unequal workers on equal machines."""

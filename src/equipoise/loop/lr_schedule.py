@@ -14,7 +14,7 @@ import torch
 from ..core.errors import UserError
 
 if TYPE_CHECKING:
-    from ..batch.noise import Evidence
+    from ..batch.noise import NoiseEstimate
     from .worker import Worker
 
 
@@ -28,7 +28,7 @@ def factor(kind: str, warmup: float, done: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * rest)) if kind == "cosine" else 1.0
 
 
-def gain(scaling: str, scale: float, first: float, evidence: Evidence | None) -> float:
+def gain(scaling: str, scale: float, first: float, noise: NoiseEstimate | None) -> float:
     """What the learning rate is multiplied by when all workers' batch is `scale` times the `first` one.
 
         linear: S        sqrt: sqrt(S)        adascale: (s + q) / (s / S + q),  s = tr S / first batch, q = |G|^2
@@ -40,13 +40,13 @@ def gain(scaling: str, scale: float, first: float, evidence: Evidence | None) ->
         return scale
     if scaling == "sqrt":
         return math.sqrt(scale)
-    if scaling == "adascale" and evidence is not None and scale != 1.0:
-        noise, signal = evidence.variance / first, max(evidence.square, 0.0)
-        return (noise + signal) / (noise / scale + signal) if noise > 0 else 1.0
+    if scaling == "adascale" and noise is not None and scale != 1.0:
+        variance, square = noise.variance / first, max(noise.square, 0.0)
+        return (variance + square) / (variance / scale + square) if variance > 0 else 1.0
     return 1.0
 
 
-class Schedule:
+class LRSchedule:
     """Sets the learning rate of one worker's optimizer before every step."""
 
     def __init__(
@@ -69,13 +69,13 @@ class Schedule:
 
     def step(self) -> None:
         assert self.worker is not None
-        self._set(self.worker.clock.step + 1)
+        self._set(self.worker.clock.step)
 
     def _set(self, coming: int) -> None:
         assert self.worker is not None
         batch = self.worker.batch
         scale = factor(self.kind, self.warmup, self._done(coming))
-        scale *= gain(self.scaling, sum(batch.sizes()) / self.first, self.first, batch.evidence)
+        scale *= gain(self.scaling, sum(batch.sizes()) / self.first, self.first, batch.noise())
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * scale
 
@@ -87,7 +87,7 @@ class Schedule:
         samples = position.consumed + 0.5 * min(size, left or size)
         parts = [0.0]
         if length.steps is not None:
-            parts.append((self.worker.pace.ahead(coming) + 0.5) / length.steps)
+            parts.append((self.worker.progress.ahead(coming) + 0.5) / length.steps)
         if length.samples is not None:
             parts.append(samples / length.samples)
         if length.epochs is not None:

@@ -18,7 +18,7 @@ def multiples(epochs: float, every: float) -> int:
     return math.floor(epochs / every + 1e-9)
 
 
-class Pace(ABC):
+class Progress(ABC):
     """Steps and epochs of the workers as a whole."""
 
     lockstep: bool
@@ -57,7 +57,7 @@ class Pace(ABC):
         """All workers have told how many steps they have taken and samples they have consumed."""
 
 
-class Lockstep(Pace):
+class Lockstep(Progress):
     """All workers take the same steps: each one's own clock says where all are, without asking."""
 
     lockstep = True
@@ -95,7 +95,7 @@ class Lockstep(Pace):
     def met(self, steps: torch.Tensor, samples: torch.Tensor) -> None: ...
 
 
-class OwnPace(Pace):
+class Asynchronous(Progress):
     """Every worker takes its own number of steps; all meet at rounds. Lengths are totals over workers."""
 
     lockstep = False
@@ -137,4 +137,4 @@ class OwnPace(Pace):
     def met(self, steps: torch.Tensor, samples: torch.Tensor) -> None:
         self._before = self.steps, self.epochs
         self._steps, self._samples, self._own = int(steps.sum()), int(samples.sum()), self.worker.clock.step
-        self.worker.position.consumed = self._samples
+        self.worker.clock.consumed = self._samples

@@ -1,4 +1,4 @@
-"""Speeds measured again between epochs, and blocks dealt out anew where the time that saves exceeds what it costs."""
+"""Speeds measured again between epochs, and examples redistributed where the time that saves exceeds what it costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .blocks import is_measured, shared_blocks, with_speeds
+from ..core.context import describe
+from .blocks import shared_blocks, speeds_are_measured, with_speeds
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -24,11 +25,11 @@ def pays(sizes: list[int], rates: list[float], epochs_left: float, cost: float) 
     return now > 1.01 * then and (now - then) * epochs_left > cost
 
 
-def renew(worker: Worker) -> None:
+def rebalance(worker: Worker) -> None:
     """Called by all workers together before an epoch begins."""
     partition, comm, job = worker.job.partition, worker.comm, worker.job
     every = getattr(partition, "remeasure", 0)
-    if not every or not is_measured(partition) or worker.clock.epoch % every:
+    if not every or not speeds_are_measured(partition) or worker.clock.epoch % every:
         return
     from .speeds import job_rates
 
@@ -61,11 +62,9 @@ def epochs_left(worker: Worker) -> float:
 def adopt(worker: Worker, blocks: list[np.ndarray]) -> None:
     """Go on with other blocks; batch sizes follow."""
     job, context, position = worker.job, worker.context, worker.position
-    total = sum(map(len, blocks))
-    context.examples = len(blocks[context.rank])
-    context.shares = [len(block) / total for block in blocks]
-    context.share = context.shares[context.rank]
+    context.redescribe(describe(worker.comm, seed=job.seed, sizes=[len(block) for block in blocks]))
     position.blocks, position.block = blocks, blocks[context.rank]
-    worker.order = position.order = job.order.bind(context)
+    position.order = job.order.bind(context)
     if not worker.batch.watches:
-        worker.batch = position.batch = job.batch.bind(context)
+        position.batch = job.batch.bind(context)
+    worker.stepper.follow(position.order, position.batch)

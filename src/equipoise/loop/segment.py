@@ -10,13 +10,13 @@ def steps_of(left: np.ndarray, sizes: np.ndarray, drop_last: bool) -> int:
     return int((left // sizes).min() if drop_last else (-(-left // sizes)).max())
 
 
-class Stretch:
+class ConstantBatchSegment:
     """Steps with the same batch sizes b_i, from L_i examples left to the end: S = max_i ceil(L_i / b_i) of them. After s
 
         worker i has taken  min(s b_i, max(L_i - (S - s), min(L_i, s)))        full batches first, then singly
                             s floor(L_i / S) + min(s, L_i mod S)               spread
 
-    (`drop_last`: s b_i, and S = min_i floor(L_i / b_i)). A stretch that begins anew after s of the S steps gives the same.
+    (`drop_last`: s b_i, and S = min_i floor(L_i / b_i)). A segment that begins anew after s of the S steps gives the same.
     """
 
     def __init__(self, left: np.ndarray, sizes: np.ndarray, whose: int, drop_last: bool, spread: bool):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +12,23 @@ import torch
 from torch import nn
 
 from ..batch.base import Batch
-from ..batch.fixed import Fixed
-from ..config.recipe import DEFAULT_EPOCHS
-from ..core.errors import CheckpointError, UserError
+from ..checkpoint.match import refuse_mismatch
+from ..checkpoint.store import choose, read_manifest
+from ..config import defaults
+from ..config.fingerprint import flattened, tables_of
+from ..core.progress_bar import shown
+from ..core.torchrun import rank, under_torchrun, world_size
 from ..data.source import Source
 from ..launch.start import spawn
 from ..order.base import Order
-from ..order.reshuffle import Reshuffle
 from ..partition.base import Partition
-from ..partition.iid import IID
 from ..period.base import Period
-from ..period.every import Every
-from ..simulate.cluster import Cluster, duration
-from ..sync.all_reduce import AllReduce
+from ..simulate.cluster import Cluster
+from ..simulate.units import duration
 from ..sync.base import Sync
-from ..sync.periodic_average import PeriodicAverage
+from .blocks import speeds_are_measured
 from .job import Job, Length
+from .run_folder import prepare_folder
 from .until import Until
 from .worker import Worker
 
@@ -70,13 +70,26 @@ def train(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     virtual: bool = True,
     cluster: Cluster | str | Path | None = None,
+    device: torch.device | str = "cpu",
     out: str | Path | None = None,
     resume: bool | int = False,
     seed: int = 0,
     deterministic: bool = False,
     timeout: float = 300.0,
     progress: bool = False,
-    **options: Any,
+    buffers: str = "local",
+    micro: int | None = None,
+    clip: float | None = None,
+    sam: float | None = None,
+    autocast: torch.dtype | None = None,
+    nonfinite: str = "stop",
+    drop_last: bool = False,
+    slow: list[float] | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 2,
+    evaluate_every: float = 1.0,
+    log_every: int = 10,
+    tensorboard: bool = False,
 ) -> Run:
     """Train `model` on `data` with many workers; every axis has a default.
 
@@ -88,14 +101,18 @@ def train(
     until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it; evaluations
         take place every `evaluate_every` epochs (0.25: four times in each). `result["reached"]` says where and at what cost.
     virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are used.
+    device: where the models of the workers live.
     out: a folder for events, checkpoints and the result; `resume=True` goes on from its newest checkpoint.
-    options: `buffers`, `micro`, `clip`, `autocast`, `nonfinite`, `drop_last`, `checkpoint_every`, `keep`, `evaluate_every`,
-        `log_every`, as in `equipoise train --help`.
+    deterministic: sum in rank order, so that processes give the bits of virtual workers.
+    buffers: BatchNorm statistics at evaluation and rounds: "local", "average" or "recompute".
+    micro: most examples per forward pass; larger batches are accumulated.
+    clip: the norm to which the combined gradient is clipped. sam: radius of sharpness-aware minimisation.
+    nonfinite: "stop" at a NaN or infinity, or "skip" the step on all workers alike.
+    slow: a slow-down factor for each worker, to emulate stragglers on equal machines.
+    checkpoint_every: steps between checkpoints (every epoch if left out), of which the last `keep` stay.
 
     Returns a `Run` whose `model` carries the mean of the workers' parameters and buffers.
     """
-    from ..core.torchrun import under_torchrun
-
     if isinstance(model, nn.Module):
         original = model
 
@@ -106,73 +123,77 @@ def train(
     if isinstance(cluster, (str, Path)):
         cluster = Cluster.load(cluster)
     if epochs is steps is samples is budget is None:
-        epochs = 1 if until is None else DEFAULT_EPOCHS
-    period = Every(period) if isinstance(period, int) else period
-    if sync is None:
-        # A period that is given asks for rare rounds, which gradients cannot have.
-        sync = PeriodicAverage() if period is not None and period != Every(1) else AllReduce()
+        epochs = defaults.EPOCHS if until is None else defaults.EPOCHS_TO_TARGET
+    period = defaults.chosen_period(period)
     if under_torchrun():
-        virtual, workers = False, int(os.environ["WORLD_SIZE"])
+        virtual, workers = False, world_size()
     job = Job(
         model=make,
         loss=loss,
         train=Source(data),
         test=Source(test) if test is not None else None,
         length=Length(epochs, steps, samples, duration(budget, "budget") if budget is not None else None),
-        optimizer=optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+        optimizer=optimizer or _default_optimizer,
         scheduler=scheduler,
-        partition=partition or IID(),
-        order=order or Reshuffle(),
-        batch=batch if isinstance(batch, Batch) else Fixed(batch if batch is not None else 32),
-        period=period or Every(),
-        sync=sync,
+        partition=defaults.chosen_partition(partition),
+        order=defaults.chosen_order(order),
+        batch=defaults.chosen_batch(batch),
+        period=period,
+        sync=defaults.chosen_sync(sync, period),
         until=Until.parse(until) if until is not None else None,
+        device=torch.device(device),
         seed=seed,
         folder=Path(out) if out is not None else None,
         quiet=not progress,
         described=cluster is not None,
-        **options,
+        buffers=buffers,
+        micro=micro,
+        clip=clip,
+        sam=sam,
+        autocast=autocast,
+        nonfinite=nonfinite,
+        drop_last=drop_last,
+        slow=slow,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        evaluate_every=evaluate_every,
+        log_every=log_every,
+        tensorboard=tensorboard,
     )
-    if not job.fingerprint:
-        choices = ("partition", "order", "batch", "period", "sync", "buffers", "drop_last", "clip", "autocast", "seed")
-        job.fingerprint = {name: repr(getattr(job, name)) for name in choices} | {"examples": len(job.train)}
+    job.check_fit(workers)
+    job.fingerprint = _fingerprint(job)
     if job.folder is not None:
         prepare(job, resume)
     return run_job(job, workers, virtual=virtual, cluster=cluster, deterministic=deterministic, timeout=timeout)
 
 
+def _default_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=defaults.LEARNING_RATE["sgd"])
+
+
+def _fingerprint(job: Job) -> dict[str, Any]:
+    """What a checkpoint must agree with; a recipe has more to say than arguments do."""
+    methods = {axis: getattr(job, axis) for axis in ("partition", "order", "batch", "period", "sync")}
+    settings = {name: getattr(job, name) for name in ("buffers", "drop_last", "clip", "seed")}
+    return flattened(tables_of(methods) | settings | {"autocast": str(job.autocast), "examples": len(job.train)})
+
+
 def prepare(job: Job, resume: bool | int) -> None:
     """Make the run's folder, or find the checkpoint in it."""
-    from ..checkpoint.match import refuse_mismatch
-    from ..checkpoint.store import available, choose, read_manifest
-    from ..core.torchrun import under_torchrun
-
     assert job.folder is not None
-    if resume is not False:
-        job.resume = choose(job.folder, None if resume is True else resume)
-        refuse_mismatch(read_manifest(job.resume)["fingerprint"], job.fingerprint)
+    if resume is False:
+        # Under torchrun every process comes here: the first one alone may claim the folder.
+        prepare_folder(job.folder, first=rank() == 0)
         return
-    # Under torchrun every process comes here: the first one alone may claim the folder.
-    first = not under_torchrun() or os.environ["RANK"] == "0"
-    if first and ((job.folder / "events.jsonl").exists() or available(job.folder)):
-        raise CheckpointError(f"{job.folder} holds a run already: resume it, or choose another folder")
-    try:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        if first:
-            (job.folder / "events.jsonl").touch()
-    except OSError as error:
-        raise UserError(f"cannot write to {job.folder}: {error.strerror}; choose another folder") from None
+    job.resume = choose(job.folder, None if resume is True else resume)
+    refuse_mismatch(read_manifest(job.resume)["fingerprint"], job.fingerprint)
 
 
 def run_job(
     job: Job, workers: int, *, virtual: bool, cluster: Cluster | None, deterministic: bool, timeout: float
 ) -> Run:
     """Start the workers of a prepared job and collect what they give."""
-    from ..core.progress_bar import shown
-    from ..core.torchrun import under_torchrun
-    from .blocks import is_measured
-
-    if job.blocks is None and not under_torchrun() and not is_measured(job.partition):
+    if job.blocks is None and not under_torchrun() and not speeds_are_measured(job.partition):
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 

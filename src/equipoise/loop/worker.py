@@ -4,35 +4,40 @@ dataset --partition--> my indices --order.epoch(k)--> sequence --batch.sizes--> 
   batch -> loss.backward() -> signal -> order.observe, batch.observe
         -> sync.before_step(x, g) -> optimizer.step() -> [if period.due] sync.after_step(x)
         -> clock, ledger -> events;  every K steps: checkpoint
+
+What happens around `optimizer.step()` is `loop.step.Step`, which a user's own loop has too.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..checkpoint.store import load_worker, save
+from ..batch.base import Batch
+from ..checkpoint.store import Store
 from ..comm.base import Comm
-from ..core.context import Context
-from ..core.errors import NonFinite, UserError
+from ..core.context import describe
 from ..core.random import seed_worker
-from ..core.vector import Buffers, Flat
-from ..observe.observer import Observer
-from ..sync.none import NoSync
+from ..observe.console import Console
+from ..observe.observer import Observer, class_counts
+from ..order.base import Order
 from .blocks import job_blocks
-from .control import Control, make_equal
-from .evaluate import evaluate, finish, health
+from .control import Control
+from .evaluate import Task, evaluate, health
 from .example_gradients import example_gradients
-from .fresh_gradients import Probe
-from .gradient import backward, healthy
+from .fresh_gradients import FreshGradients
+from .gradient import backward, loss_of
 from .job import Job
-from .lr_schedule import Schedule
-from .progress import Lockstep, OwnPace
-from .rebalance import renew
-from .sampler import Position
+from .lr_schedule import LRSchedule
+from .position import Position
+from .progress import Asynchronous, Lockstep, Progress
+from .rebalance import rebalance
+from .result import finish
+from .state import load_worker, state_of
+from .step import Step
 
 
 class Worker:
@@ -44,130 +49,146 @@ class Worker:
         comm.seed = job.seed
         seed_worker(job.seed, comm.rank)
         self.model = job.model().to(job.device)
-        self.flat, self.buffers = Flat(self.model), Buffers(self.model)
-        make_equal(comm, self.model, self.flat)
-        mine = len(blocks[comm.rank])
-        share, probe = mine / len(job.train), Probe(self)
-        self.context = Context(comm, seed=job.seed, examples=mine, share=share, flat=self.flat, probe=probe)
-        self.context.whole, self.context.clip = len(job.train), job.clip
-        self.context.emit = lambda event, **fields: self.observer.emit(event, **fields)
-        self.context.example_gradients = lambda count: example_gradients(self, count)
-        self.context.shares = [len(block) / len(job.train) for block in blocks]
-        self.clock = self.context.clock
-        self.optimizer = self.context.optimizer = job.optimizer(self.model.parameters())
+        self.optimizer = job.optimizer(self.model.parameters())
+        self.indices = np.empty(0, dtype=np.int64)  # of the batch at hand
+        self.stepper = Step(
+            self.model,
+            self.optimizer,
+            comm,
+            describe(comm, seed=job.seed, sizes=[len(block) for block in blocks]),
+            sync=job.sync,
+            period=job.period,
+            clip=job.clip,
+            buffers=job.buffers,
+            nonfinite=job.nonfinite,
+            emit=self._emit,
+            fresh_gradients=FreshGradients(
+                self.model, self._loss_of, comm, total_examples=len(job.train), seed=job.seed
+            ),
+            example_gradients=self._example_gradients,
+        )
+        step = self.stepper
+        self.flat, self.buffers, self.clock, self.context = step.flat, step.buffers, step.clock, step.context
+        self.sync, self.period = step.sync, step.period
+        order, batch = job.order.bind(self.context), job.batch.bind(self.context)
+        step.follow(order, batch)
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
-        self.order = job.order.bind(self.context)
-        self.batch = job.batch.bind(self.context)
-        self.period = job.period.bind(self.context)
-        # With one worker there is nobody to talk to: every method is the plain optimizer.
-        self.sync = (job.sync if comm.size > 1 else NoSync()).bind(self.context)
-        self.talks = not isinstance(self.sync, NoSync)
-        self.needs_flat = self.sync.uses_gradient or job.nonfinite == "skip"
-        self.pace = Lockstep(self) if self.period.lockstep or not self.talks else OwnPace(self)
-        if self.order.coordinated and not self.pace.lockstep:
-            raise UserError(
-                f"{type(self.order).__name__} needs all workers in step, but this period lets each take its own: use id-grab"
-            )
-        self.position = Position(self.context, blocks, self.order, self.batch, job.drop_last, self.pace.lockstep)
+        self.progress: Progress = Lockstep(self) if step.lockstep else Asynchronous(self)
+        self.position = Position(self.context, blocks, order, batch, job.drop_last, step.lockstep)
         self.slow = job.slow_down(comm.rank, comm.size)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
         self.control = Control(self)
-        if isinstance(self.scheduler, Schedule):
+        if isinstance(self.scheduler, LRSchedule):
             self.scheduler.follow(self)
-        self.observer = Observer(self)
-        self.saved: set[int] = set()  # steps of the checkpoints that this run has written
+        console = None if job.quiet else Console(self.clock, self._total_steps)
+        self.observer = Observer(
+            comm, self.clock, job.folder, described=job.described, console=console, tensorboard=job.tensorboard
+        )
+        self.store = Store(comm, job.folder, job.keep, job.resume) if job.folder is not None else None
         if job.resume is not None:
             load_worker(self, job.resume)
+
+    @property
+    def task(self) -> Task:
+        """What models are evaluated on: the test data, or the training data where there is none."""
+        job = self.job
+        statistics = (job.train, self.position.block) if job.buffers == "recompute" else None
+        return Task(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
+
+    @property
+    def order(self) -> Order:
+        assert self.stepper.order is not None
+        return self.stepper.order
+
+    @property
+    def batch(self) -> Batch:
+        assert self.stepper.batch is not None
+        return self.stepper.batch
 
     def run(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Train to the end; the result and the mean model."""
         self.model.train()
         with self.observer:
+            self.observer.started(
+                resumed=self.job.resume is not None,
+                examples=self.context.worker.examples,
+                classes=class_counts(self.job.train.view().labels, self.position.block),
+            )
             stopped = 0
             self.control.begin()
             while not (stopped or self.control.over()):
                 if self.position.steps_left == 0:
                     self.clock.epoch += 1
-                    renew(self)
+                    rebalance(self)
                     self.position.begin(self.clock.epoch)
                 started = time.perf_counter()
                 loss = self.step()
                 self.clock.seconds += time.perf_counter() - started
                 stopped = self.control.after(loss)
-                self.keep_up(stopped)
+                self.evaluate_and_save(stopped)
             self.sync.finish()
             return finish(self, stopped)
 
     def step(self) -> float:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
-        job, clock, flat, sync = self.job, self.clock, self.flat, self.sync
+        step, comm = self.stepper, self.comm
         self.indices, places = self.position.take()
-        indices = self.indices
-        clock.batch = len(indices)
-        self.context.reference = self.position.largest
-        clock.lr = self.optimizer.param_groups[0]["lr"]
-        due = self.pace.lockstep and (self.talks or self.batch.watches) and self.period.due(clock)
-        clock.due = self.talks and due
-        self.comm.step = clock.step + 1
-        kept = [b.clone() for b in self.model.buffers()] if job.nonfinite == "skip" else []
+        step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()
-        self.context.loss = loss = backward(self, indices)
+        loss = backward(self, self.indices)
         spent = time.perf_counter() - began
-        simulated = self.comm.computed(len(indices) * self.cost)
-        clock.busy += simulated if self.comm.virtual else spent
-        if not job.described:
-            self.comm.ledger.compute += spent
-        x, g = flat.gather(), flat.gradient() if self.needs_flat else None
-        if not healthy(self, loss, g, indices):
-            clock.batch = 0
-            for buffer, before in zip(self.model.buffers(), kept, strict=False):
-                buffer.copy_(before)  # BatchNorm has seen what made the loss NaN
-        if self.batch.watches:
-            self.batch.observe(clock.due or (due and self.comm.size == 1))
-        if self.order.watches and places is not None:
-            seen = self.order.watcher.view() if clock.batch else None
-            self.order.observe(places if clock.batch else places[:0], seen)
-        clock.hold = False
-        sync.before_step(x, g)
-        if g is not None:
-            flat.scatter_gradient()
-        flat.scatter()
-        if not clock.hold and (clock.batch or sync.idle_steps):
-            if job.clip is not None:
-                torch.nn.utils.clip_grad_norm_(flat.parameters.values(), job.clip)
+        simulated = comm.computed(len(self.indices) * self.cost)
+        self.clock.busy += simulated if comm.virtual else spent
+        if not self.job.described:
+            comm.ledger.compute += spent
+        if step.before(loss, places, self.indices.tolist()):
             self.optimizer.step()
-        if not self.pace.lockstep:
-            clock.due = self.period.due(clock)
-        if clock.due or sync.lands:
-            sync.after_step(flat.gather())
-            flat.scatter()
-            if clock.due and job.buffers == "average" and len(self.buffers):
-                self.buffers.scatter(self.comm.mean(self.buffers.gather()))
-        if self.batch.watches:
-            self.batch.settle()
+        step.after()
         if self.scheduler is not None:
             self.scheduler.step()
-        clock.step += 1
-        clock.samples += len(indices)
         return loss
 
-    def keep_up(self, stopped: int) -> None:
+    def evaluate_and_save(self, stopped: int) -> None:
         """Evaluate and checkpoint where they are due; neither touches the training state."""
-        job, clock, pace = self.job, self.clock, self.pace
-        if not pace.meeting:
+        job, progress = self.job, self.progress
+        if not progress.meeting:
             return
         ended = self.control.over()
-        if pace.epoch_passed(job.evaluate_every) and not (ended or stopped):
-            models = evaluate(self, ("mean", "centre"))
+        if progress.epoch_passed(job.evaluate_every) and not (ended or stopped):
+            models = evaluate(self.stepper, self.task, ("mean", "centre"))
             ended = self.control.judge(models)
             if not ended:  # the end evaluates by itself
-                self.observer.evaluated(models, health(self))
-        due = pace.step_passed(job.checkpoint_every) if job.checkpoint_every is not None else pace.epoch_passed(1)
+                self.observer.evaluated(models, health(self.stepper))
+        every = job.checkpoint_every
+        due = progress.step_passed(every) if every is not None else progress.epoch_passed(1)
         if not (due or ended or stopped):
             return
-        if job.nonfinite == "stop" and not math.isfinite(self.flat.gather().sum(dtype=torch.float64).item()):
-            where = f"worker {self.comm.rank}, step {clock.step}"
-            fix = "lower the learning rate, clip, or pass --nonfinite skip"
-            raise NonFinite(f"{where}: the parameters are not finite; {fix}", self.comm.rank, clock.step)
-        if job.folder is not None:
-            save(self)
+        self.stepper.refuse_nonfinite_parameters()
+        if self.store is not None:
+            path = self.store.save(state_of(self), progress.steps, self.clock.epoch, job.fingerprint)
+            self.observer.emit("checkpoint", path=path.name)
+
+    def _total_steps(self) -> int | None:
+        """Steps to the end as far as they are known now; None where only a budget ends the run."""
+        length, position = self.job.length, self.position
+        if length.steps is not None:
+            return length.steps
+        per_epoch = position.steps_of_epoch()
+        if length.epochs is not None:
+            return max(1, round(length.epochs * per_epoch))
+        if length.samples is not None:
+            return max(1, round(length.samples / sum(map(len, position.blocks)) * per_epoch))
+        return None
+
+    def _loss_of(self, indices: np.ndarray) -> torch.Tensor:
+        return loss_of(self, indices)
+
+    def _example_gradients(self, count: int) -> list[torch.Tensor]:
+        """Of the first `count` examples of this step's batch (0: all)."""
+        indices = self.indices[:count] if count else self.indices
+        rows = example_gradients(self.model, self.flat, self._loss_of, indices)
+        self.comm.computed(len(indices) * self.cost)
+        return rows
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        self.observer.emit(event, **fields)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
 from ..core.errors import UserError
-from ..core.method import Plain
-from ..data.base import Loaded
+from ..core.method import Configurable
+from ..data.base import LoadedData
 
 Kind = Literal["image", "vector", "tokens"]
 
@@ -23,7 +23,7 @@ FITTING: dict[Kind, str] = {
 LEAST_SIDE = 8  # pixels; two halvings must leave something to convolve
 
 
-def kind_of(data: Loaded) -> Kind:
+def kind_of(data: LoadedData) -> Kind:
     """What one input is; an image too small for convolutions counts as a vector."""
     if data.tokens is not None:
         return "tokens"
@@ -31,14 +31,16 @@ def kind_of(data: Loaded) -> Kind:
 
 
 @dataclass
-class Model(Plain):
+class Model(Configurable):
     """A small model that the command line can name."""
 
+    axis: ClassVar[str] = "model"
+
     @abstractmethod
-    def build(self, data: Loaded) -> nn.Module:
+    def build(self, data: LoadedData) -> nn.Module:
         """The module for this data, initialised from torch's global generator; `UserError` for a misfit."""
 
-    def require(self, data: Loaded, *kinds: Kind) -> None:
+    def require(self, data: LoadedData, *kinds: Kind) -> None:
         """Refuse data of another kind and name the models that fit it."""
         kind = kind_of(data)
         if kind in kinds:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
-from ..data.base import Loaded
+from ..core.method import Metadata
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -19,7 +21,11 @@ class LeNet(Model):
     Source: LeCun, Bottou, Bengio, Haffner (1998).
     """
 
-    def build(self, data: Loaded) -> nn.Module:
+    metadata: ClassVar[Metadata] = Metadata(
+        name="lenet", help="two convolutions, three linear layers", cites=("lecun1998gradient",)
+    )
+
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "image")
         channels, *sides = data.shape
         padding = 0 if min(sides) >= 32 else 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
-from ..data.base import Loaded
+from ..core.method import Metadata
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -19,7 +21,9 @@ class Logistic(Model):
     for where it ends.
     """
 
-    def build(self, data: Loaded) -> nn.Module:
+    metadata: ClassVar[Metadata] = Metadata(name="logistic", help="one linear layer")
+
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "vector", "image")
         linear = nn.Linear(math.prod(data.shape), data.outputs)
         nn.init.zeros_(linear.weight)

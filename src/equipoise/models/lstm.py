@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from ..core.method import option
-from ..data.base import Loaded
+from ..core.method import Metadata, option
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -21,18 +22,22 @@ class LSTM(Model):
     Wolf (2017).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="lstm", help="embedding, LSTM, tied output", cites=("hochreiter1997long",)
+    )
+
     width: int = option(32, help="size of embeddings and states", least=1)
     layers: int = option(2, help="LSTM layers", least=1)
     dropout: float = option(0.0, help="probability of dropping a number", least=0, below=1)
     tied: bool = option(True, help="language models: the output shares the weights of the embedding")
 
-    def build(self, data: Loaded) -> nn.Module:
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "tokens")
-        return _Net(self, data)
+        return _LSTMNet(self, data)
 
 
-class _Net(nn.Module):
-    def __init__(self, options: LSTM, data: Loaded):
+class _LSTMNet(nn.Module):
+    def __init__(self, options: LSTM, data: LoadedData):
         super().__init__()
         assert data.tokens is not None
         self.language = data.task == "language"

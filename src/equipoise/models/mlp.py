@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from torch import nn
 
-from ..core.method import option
-from ..data.base import Loaded
+from ..core.method import Metadata, option
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -17,9 +18,11 @@ from .base import Model
 class MLP(Model):
     """[B, ...] numbers to [B, outputs] logits (or predictions), all of the input flattened."""
 
+    metadata: ClassVar[Metadata] = Metadata(name="mlp", help="fully connected layers with ReLU")
+
     hidden: tuple[int, ...] = option((128,), help="width of every hidden layer", least=1)
 
-    def build(self, data: Loaded) -> nn.Module:
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "vector", "image")
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise((math.prod(data.shape), *self.hidden)):

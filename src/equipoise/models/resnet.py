@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import UserError
-from ..core.method import option
-from ..data.base import Loaded
+from ..core.method import Metadata, option
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -23,6 +24,10 @@ class ResNet(Model):
     layers on CIFAR-10 are its 0.27 million parameters. Source: He, Zhang, Ren, Sun (2016), section 4.2.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="resnet", help="small residual network with BatchNorm", cites=("he2016deep",)
+    )
+
     depth: int = option(8, help="layers: 8, 14, 20, ... (6n + 2)", least=8)
     width: int = option(16, help="channels of the first stage", least=1)
     # BatchNorm's statistics come from one worker's share; with skewed shares GroupNorm is the fairer choice.
@@ -33,7 +38,7 @@ class ResNet(Model):
             below = (self.depth - 2) // 6 * 6 + 2
             raise UserError(f"ResNet(depth={self.depth}): depth must be 6n + 2: use {below} or {below + 6}")
 
-    def build(self, data: Loaded) -> nn.Module:
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "image")
         layers: list[nn.Module] = [
             nn.Conv2d(data.shape[0], self.width, 3, padding=1, bias=False),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import UserError
-from ..core.method import option
-from ..data.base import Loaded
+from ..core.method import Metadata, option
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -21,6 +22,10 @@ class Transformer(Model):
     Causal attention, learned positions, LayerNorm before each part, GELU of four times the width, initialised
     as GPT-2 (Radford et al., 2019); tied weights: Press and Wolf (2017).
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="transformer", help="small causal transformer", cites=("vaswani2017attention",)
+    )
 
     width: int = option(64, help="size of embeddings", least=1)
     heads: int = option(2, help="attention heads; must divide the width", least=1)
@@ -36,20 +41,20 @@ class Transformer(Model):
                 f"Transformer(width={self.width}, heads={self.heads}): heads must divide width: use {nearest} heads"
             )
 
-    def build(self, data: Loaded) -> nn.Module:
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "tokens")
-        return _Net(self, data)
+        return _TransformerNet(self, data)
 
 
-class _Net(nn.Module):
-    def __init__(self, options: Transformer, data: Loaded):
+class _TransformerNet(nn.Module):
+    def __init__(self, options: Transformer, data: LoadedData):
         super().__init__()
         assert data.tokens is not None
         self.language = data.task == "language"
         self.embedding = nn.Embedding(data.tokens, options.width)
         self.positions = nn.Parameter(torch.empty(data.shape[0], options.width))
         self.dropout = nn.Dropout(options.dropout)
-        self.blocks = nn.Sequential(*(_Block(options) for _ in range(options.layers)))
+        self.blocks = nn.Sequential(*(_TransformerBlock(options) for _ in range(options.layers)))
         self.norm = nn.LayerNorm(options.width)
         self.head = nn.Linear(options.width, data.outputs, bias=not self.language)
         for name, parameter in self.named_parameters():
@@ -72,7 +77,7 @@ class _Net(nn.Module):
         return self.head(h)
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     """Attention, then two linear layers, each added to its input."""
 
     def __init__(self, options: Transformer):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
-from ..core.method import option
-from ..data.base import Loaded
+from ..core.method import Metadata, option
+from ..data.base import LoadedData
 from .base import Model
 
 
@@ -21,6 +22,10 @@ class VGG(Model):
     fewer of them where it is too small. Source: Simonyan and Zisserman (2015).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="vgg", help="plain stacks of convolutions with BatchNorm", cites=("simonyan2015very",)
+    )
+
     width: int = option(16, help="channels of the first stage", least=1)
     stages: int = option(3, help="of two convolutions and a pooling each", least=1, most=5)
     hidden: int = option(128, help="units of the hidden layer", least=1)
@@ -30,7 +35,7 @@ class VGG(Model):
     )
     dropout: float = option(0.0, help="before the last layer", least=0, below=1)
 
-    def build(self, data: Loaded) -> nn.Module:
+    def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "image")
         inputs, *sides = data.shape
         layers: list[nn.Module] = []

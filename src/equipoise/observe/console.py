@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..loop.worker import Worker
+from ..core.clock import Clock
 
 _PAUSE = 5.0  # seconds between plain lines
 
 
 class Console:
-    def __init__(self, worker: Worker):
-        self.worker = worker
+    """A progress bar on a terminal, a line every few seconds elsewhere.
+
+    total: steps to the end as far as they are known now; None where they are not.
+    """
+
+    def __init__(self, clock: Clock, total: Callable[[], int | None]):
+        self.clock, self._total = clock, total
         self.bar: Any = None
         self.task: Any = None
         self.said = 0.0
@@ -35,30 +40,18 @@ class Console:
                 console=Terminal(stderr=True),
             )
             self.bar.start()
-            self.task = self.bar.add_task("", total=self._total(), epoch=self.worker.clock.epoch + 1, words="")
-            self.bar.update(self.task, completed=self.worker.clock.step)
+            self.task = self.bar.add_task("", total=self._total(), epoch=self.clock.epoch + 1, words="")
+            self.bar.update(self.task, completed=self.clock.step)
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.bar is not None:
             if error[0] is None:
-                self.bar.update(self.task, completed=self.worker.clock.step, total=self.worker.clock.step)
+                self.bar.update(self.task, completed=self.clock.step, total=self.clock.step)
             self.bar.stop()
 
-    def _total(self) -> int | None:
-        """Steps to the end as far as they are known now; None where only a budget ends the run."""
-        length, position = self.worker.job.length, self.worker.position
-        if length.steps is not None:
-            return length.steps
-        per_epoch = position.steps_of_epoch()
-        if length.epochs is not None:
-            return max(1, round(length.epochs * per_epoch))
-        if length.samples is not None:
-            return max(1, round(length.samples / sum(map(len, position.blocks)) * per_epoch))
-        return None
-
     def stepped(self, loss: float) -> None:
-        clock = self.worker.clock
+        clock = self.clock
         words = f"loss {loss:.4f}{self.metrics}"
         if self.bar is not None:
             self.bar.update(self.task, completed=clock.step, total=self._total(), epoch=clock.epoch + 1, words=words)
@@ -75,7 +68,7 @@ class Console:
 
     def _say(self, words: str) -> None:
         self.said = time.monotonic()
-        clock = self.worker.clock
+        clock = self.clock
         total = self._total()
         print(
             f"epoch {clock.epoch + 1} step {clock.step}{f'/{total}' if total else ''}  {words}",

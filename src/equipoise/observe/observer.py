@@ -6,43 +6,52 @@ import json
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ..comm.base import Comm
+from ..core.clock import Clock
 from .console import Console
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..loop.worker import Worker
 
 _CLASSES = 100  # more of them are tokens rather than classes
 
 
 class Observer:
-    """One worker's events, appended to RUN/events.jsonl; worker 0 also drives the console and writes result.json."""
+    """One worker's events, appended to RUN/events.jsonl; worker 0 also drives the console and TensorBoard.
 
-    def __init__(self, worker: Worker):
-        self.worker, self.job = worker, worker.job
-        self.first = worker.comm.rank == 0
-        self.console = Console(worker) if self.first and not self.job.quiet else None
+    described: simulated seconds mean something, because a cluster is described.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        clock: Clock,
+        folder: Path | None,
+        *,
+        described: bool = False,
+        console: Console | None = None,
+        tensorboard: bool = False,
+    ):
+        self.comm, self.clock, self.folder, self.described = comm, clock, folder, described
+        self.first = comm.rank == 0
+        self.console = console if self.first else None
+        self.tensorboard = tensorboard and self.first
         self.handle: int | None = None
         self.board: Any = None
 
     def __enter__(self) -> Observer:
-        if self.job.folder is not None:
+        if self.folder is not None:
             # One write per line on a file opened for appending: lines of several workers do not mix.
-            path = self.job.folder / "events.jsonl"
+            path = self.folder / "events.jsonl"
             self.handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        if self.first and self.job.tensorboard and self.job.folder is not None:
+        if self.tensorboard and self.folder is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(self.job.folder / "tensorboard"))
+            self.board = SummaryWriter(str(self.folder / "tensorboard"))
         if self.console is not None:
             self.console.__enter__()
-        begun = "resume" if self.job.resume is not None else "start"
-        self.emit(begun, examples=self.worker.context.examples, classes=self._classes())
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -54,18 +63,15 @@ class Observer:
             os.close(self.handle)
             self.handle = None
 
-    def _classes(self) -> list[int] | None:
-        """How many examples of each class this worker owns; None where the data has no classes, or very many."""
-        labels = self.job.train.view().labels
-        if labels is None or labels.min() < 0 or labels.max() >= _CLASSES:
-            return None
-        return np.bincount(labels[self.worker.position.block], minlength=int(labels.max()) + 1).tolist()
+    def started(self, *, resumed: bool, examples: int, classes: list[int] | None) -> None:
+        """The first event: what this worker owns."""
+        self.emit("resume" if resumed else "start", examples=examples, classes=classes)
 
     def emit(self, event: str, **fields: Any) -> None:
         """One line: what happened, on which worker, at which point of its clock."""
         if self.handle is None:
             return
-        clock, comm = self.worker.clock, self.worker.comm
+        clock, comm = self.clock, self.comm
         line = {
             "event": event,
             "worker": comm.rank,
@@ -76,21 +82,21 @@ class Observer:
             "messages": comm.ledger.messages,
             "bytes": comm.ledger.bytes,
             "seconds": round(clock.seconds, 6),
-            "simulated_seconds": round(comm.now, 9) if self.job.described else None,
+            "simulated_seconds": round(comm.now, 9) if self.described else None,
             **{name: round(seconds, 9) for name, seconds in comm.ledger.spent.items()},
             "time": round(time.time(), 3),
             **fields,
         }
         os.write(self.handle, (json.dumps(plain(line)) + "\n").encode())
 
-    def stepped(self, loss: float, table: torch.Tensor) -> None:
-        """A control point that is logged. `table` has a row per worker; column 3 is its mean loss since the last one."""
-        clock = self.worker.clock
+    def stepped(self, loss: float, losses: list[float] | None = None) -> None:
+        """A step that is logged: this worker's loss, and that of all workers where they are known."""
+        clock = self.clock
         self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch)
         if self.console is None and self.board is None:
             return
-        losses = [v for v in table[:, 3].tolist() if not math.isnan(v)]
-        mean = sum(losses) / len(losses) if losses else math.nan
+        present = [value for value in losses or [loss] if not math.isnan(value)]
+        mean = sum(present) / len(present) if present else math.nan
         if self.console is not None:
             self.console.stepped(mean)
         if self.board is not None:
@@ -105,16 +111,23 @@ class Observer:
         if self.board is not None:
             for name, metrics in models.items():
                 for metric, value in metrics.items():
-                    self.board.add_scalar(f"{metric}/{name}", value, self.worker.clock.step)
+                    self.board.add_scalar(f"{metric}/{name}", value, self.clock.step)
 
     def finished(self, result: dict[str, Any]) -> None:
         if result["models"]:
             self.evaluated(result["models"], result["health"])
         self.emit("stopped" if result["stopped"] else "end", consensus=result["consensus"])
-        if self.first and self.job.folder is not None and not result["stopped"]:
-            part = self.job.folder / ".result.partial"
+        if self.first and self.folder is not None and not result["stopped"]:
+            part = self.folder / ".result.partial"
             part.write_text(json.dumps(plain({k: v for k, v in result.items() if k != "stopped"}), indent=1) + "\n")
-            part.replace(self.job.folder / "result.json")
+            part.replace(self.folder / "result.json")
+
+
+def class_counts(labels: np.ndarray | None, block: np.ndarray) -> list[int] | None:
+    """How many examples of each class a block has; None where the data has no classes, or very many."""
+    if labels is None or labels.min() < 0 or labels.max() >= _CLASSES:
+        return None
+    return np.bincount(labels[block], minlength=int(labels.max()) + 1).tolist()
 
 
 def plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ..signal.base import View
+from ..signal.base import GradientView
 
 Decide = Callable[[float, float], int]  # from <S, v> and ||v||^2 to +1 or -1
 
@@ -31,7 +31,7 @@ NOTHING = Decided(np.zeros(0), np.zeros(0), float("nan"))
 
 def alone(
     total: torch.Tensor | None,
-    view: View | None,
+    view: GradientView | None,
     terms: np.ndarray,
     decide: Decide,
     centre: torch.Tensor | None = None,
@@ -72,7 +72,7 @@ def _cross(gram: np.ndarray, squares: np.ndarray) -> float:
 
 @torch.no_grad()
 def balance(
-    total: torch.Tensor, view: View, terms: np.ndarray, decide: Decide, centre: torch.Tensor | None = None
+    total: torch.Tensor, view: GradientView, terms: np.ndarray, decide: Decide, centre: torch.Tensor | None = None
 ) -> Decided:
     """Decide the sign of `v_k = sum_i terms_ki g_i - centre` for k = 0, 1, ... and add `s_k v_k` to `total`.
 
@@ -91,7 +91,7 @@ def balance(
 
 
 def _at_once(
-    total: torch.Tensor, view: View, terms: np.ndarray, decide: Decide, centre: torch.Tensor | None
+    total: torch.Tensor, view: GradientView, terms: np.ndarray, decide: Decide, centre: torch.Tensor | None
 ) -> Decided:
     """All signs against the S of the beginning. Nobody knows the length of a term: that of their signed sum, which is
     what S has grown by, tells the mean square.
@@ -109,7 +109,7 @@ def _at_once(
 
 
 def projected(
-    total: torch.Tensor, view: View, terms: np.ndarray, centre: torch.Tensor | None = None
+    total: torch.Tensor, view: GradientView, terms: np.ndarray, centre: torch.Tensor | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`<S, v_k>` and `<v_j, v_k>`, less the regions of the view."""
     products = _in_terms(terms, _numbers(view.products(total)))
@@ -135,7 +135,7 @@ def _in_terms(terms: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _streamed(
     total: torch.Tensor,
-    view: View,
+    view: GradientView,
     terms: np.ndarray,
     decide: Decide,
     centre: torch.Tensor | None,

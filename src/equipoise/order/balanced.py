@@ -11,7 +11,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.method import option
 from ..signal import signal_of
-from ..signal.base import View
+from ..signal.base import GradientView
 from .balancer import Balancer
 from .base import Order
 
@@ -49,8 +49,8 @@ class Balanced(Order):
     def refuse(self) -> None:
         """Refuse what only this order cannot do, with a `UserError` that says the fix."""
 
-    def start(self) -> None:
-        self.watcher = signal_of(self.signal, self.group).bind(self.context)  # type: ignore[misc]
+    def init_state(self) -> None:
+        self.watch_through(signal_of(self.signal, self.group))
         self.balancer = self.make()
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Balanced(Order):
     def epoch(self, number: int) -> np.ndarray:
         return self.balancer.epoch(number)
 
-    def observe(self, positions: np.ndarray, view: View | None) -> None:
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         self.balancer.observe(positions, view)
 
     @property

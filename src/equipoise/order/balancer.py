@@ -10,10 +10,10 @@ import torch
 
 from ..core.context import Context
 from ..signal import restored
-from ..signal.base import View
+from ..signal.base import GradientView
 from .balance import Decided, repeated
 from .mean_estimate import Centre
-from .prefix_norm import Measure
+from .prefix_norm import PrefixNorm
 from .reordering import Units
 from .signs import SIGNS
 
@@ -40,18 +40,18 @@ class Balancer:
         ending: Callable[[torch.Tensor | None], Decided] | None = None,
     ):
         self.context, self.signature, self.rule, self.signer = context, signature, SIGNS[sign], signer
-        self.units = Units(context.examples, group, context.rng(1, 0))
+        self.units = Units(context.worker.examples, group, context.worker.rng(1, 0))
         self.number = 0  # of the epoch
         self.total: torch.Tensor | None = None  # S
         self.terms = len(self.units.members) // len(signature)  # in an epoch
         self.memory: dict[str, float] = {"terms": float(self.terms)}
         self.centre, self.ending = centre, ending
-        self.measure = Measure(context, together=ending is not None)
+        self.measure = PrefixNorm(context, together=ending is not None)
         self._forget()
 
     def _forget(self) -> None:
         """Nothing is begun."""
-        self.carried: View | None = None
+        self.carried: GradientView | None = None
         self.weights: list[float] = []  # of the carried vectors in the open term
         self.open: list[int] = []  # units of the open term
         self.waiting = np.empty((0, len(self.signature)), dtype=np.int64)  # units of terms without a sign so far
@@ -72,7 +72,7 @@ class Balancer:
             self.number = number
         return self.units.positions()
 
-    def observe(self, positions: np.ndarray, view: View | None) -> None:
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         """Sign the terms that this batch completes and place their units."""
         mean: dict[str, torch.Tensor] = {}
         if view is not None and len(positions):
@@ -101,12 +101,12 @@ class Balancer:
     def decide(self, product: float, square: float) -> int:
         def draw() -> float:
             self.memory["draws"] = self.memory.get("draws", 0.0) + 1
-            seed = [self.context.seed, 7, self.number, int(self.memory["draws"])]
+            seed = [self.context.worker.seed, 7, self.number, int(self.memory["draws"])]
             return float(np.random.default_rng(seed).random())
 
         return self.rule(product, square, self.memory, draw)
 
-    def _single_terms(self, positions: np.ndarray, view: View | None) -> tuple[np.ndarray, np.ndarray]:
+    def _single_terms(self, positions: np.ndarray, view: GradientView | None) -> tuple[np.ndarray, np.ndarray]:
         """As `_terms`, where every vector is a unit: no loop over examples, of which a step may have many."""
         width = len(self.signature)
         units = [*self.open, *self.units.of[positions].tolist()]
@@ -118,7 +118,7 @@ class Balancer:
             count, width
         )
 
-    def _terms(self, positions: np.ndarray, view: View | None) -> tuple[np.ndarray, np.ndarray]:
+    def _terms(self, positions: np.ndarray, view: GradientView | None) -> tuple[np.ndarray, np.ndarray]:
         """Weights of the vectors in each completed term, and its units. What stays open is carried over."""
         done: list[dict[int, float]] = []
         units: list[list[int]] = []

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ..core.errors import WorkerError
-from ..core.method import option
-from ..signal.base import View
+from ..core.method import Metadata, option
+from ..signal.base import GradientView
 from ..signal.layers import Layers
 from .balance import NOTHING, PAIR, Decide, Decided, alone
 from .balanced import Balanced
@@ -45,6 +45,10 @@ class CDGraB(Balanced):
     Accelerated Training, NeurIPS 2023.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="cd-grab", help="pair balance coordinated over all workers", cites=("cooper2023coordinating", "lu2022grab")
+    )
+
     coordinated: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence", "room", "pending", "delay")
 
@@ -59,7 +63,7 @@ class CDGraB(Balanced):
         return Balancer(self.context, PAIR, self.group, self.sign, self.together, ending=self.end)
 
     def together(
-        self, total: torch.Tensor | None, view: View | None, terms: np.ndarray, decide: Decide
+        self, total: torch.Tensor | None, view: GradientView | None, terms: np.ndarray, decide: Decide
     ) -> tuple[torch.Tensor | None, Decided]:
         comm = self.context.comm
         if comm.size == 1:
@@ -103,7 +107,7 @@ class CDGraB(Balanced):
         own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == self.context.rank]
         return Decided(decided.signs[own], decided.squares[own], decided.cross)
 
-    def _begin(self, view: View | None, terms: int) -> torch.Tensor | None:
+    def _begin(self, view: GradientView | None, terms: int) -> torch.Tensor | None:
         """Choose a way together and make S, at the first step in which somebody has a pair."""
         about = None
         if view is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..comm.base import Comm
-from ..signal.base import View
+from ..signal.base import GradientView
 from ..signal.layers import Layers
 from .balance import NOTHING, Decide, Decided, balance, in_sequence
 from .factors import Room, fits, message_of, slices_of
@@ -24,7 +24,7 @@ def turns_of(counts: list[int]) -> Turns:
 
 @torch.no_grad()
 def by_shards(
-    comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, decide: Decide
+    comm: Comm, total: torch.Tensor, view: GradientView | None, terms: np.ndarray, decide: Decide
 ) -> tuple[Decided, list[int]]:
     """Each worker holds one slice of S: it gets that slice of every difference, and partial products are summed.
 
@@ -91,7 +91,7 @@ def by_rows(
 
 
 @torch.no_grad()
-def by_stale(comm: Comm, total: torch.Tensor, view: View | None, terms: np.ndarray, decide: Decide) -> Decided:
+def by_stale(comm: Comm, total: torch.Tensor, view: GradientView | None, terms: np.ndarray, decide: Decide) -> Decided:
     """Every worker decides against the S of the step's beginning (and its own terms), then all changes are summed.
 
     One sum of a vector a step. As good as exact while all terms of a step are fewer than an eighth of the effective

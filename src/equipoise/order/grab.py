@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .balance import SINGLE, alone
 from .balanced import Balanced
 from .balancer import Balancer
@@ -27,6 +28,10 @@ class GraB(Balanced):
 
     Reference: Lu, Guo, De Sa, GraB: Finding Provably Better Data Permutations than Random Reshuffling, NeurIPS 2022.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="grab", help="balanced by gradients less their mean", cites=("lu2022grab",)
+    )
 
     decay: float | None = option(
         None,

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from ..signal import signal_of
-from ..signal.base import View
+from ..signal.base import GradientView
 from .base import Order
 
 _MOST = 1 << 27  # numbers kept: half a gigabyte
@@ -40,6 +40,10 @@ class Herding(Order):
     Reference: Lu, Meng, De Sa, A General Analysis of Example-Selection for Stochastic Gradient Descent, ICLR 2022.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="herding", help="greedy herding on the last epoch's gradients; small data only", cites=("lu2022general",)
+    )
+
     watches: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("number", "sequence", "kept", "seen")
 
@@ -49,10 +53,10 @@ class Herding(Order):
         choices=("exact", "projection", "count-sketch", "last-layer"),
     )
 
-    def start(self) -> None:
-        self.watcher = signal_of(self.signal, 1).bind(self.context)  # type: ignore[misc]
+    def init_state(self) -> None:
+        self.watch_through(signal_of(self.signal, 1))
         self.number = 0
-        self.sequence: list[int] = self.context.rng(1, 0).permutation(self.context.examples).tolist()
+        self.sequence: list[int] = self.context.worker.rng(1, 0).permutation(self.context.worker.examples).tolist()
         self.kept: torch.Tensor | None = None
         self.seen: list[int] = []
 
@@ -68,17 +72,17 @@ class Herding(Order):
         return np.asarray(self.sequence, dtype=np.int64)
 
     @torch.no_grad()
-    def observe(self, positions: np.ndarray, view: View | None) -> None:
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         if view is None or not len(positions):
             return
         if self.kept is None:
-            numbers = self.context.examples * view.dimension
+            numbers = self.context.worker.examples * view.dimension
             if numbers > _MOST:
                 raise UserError(
-                    f"herding would keep {self.context.examples} gradients of {view.dimension} numbers: use --order pair-balance, which "
+                    f"herding would keep {self.context.worker.examples} gradients of {view.dimension} numbers: use --order pair-balance, which "
                     "keeps one, or --order.signal projection"
                 )
-            self.kept = torch.zeros(self.context.examples, view.dimension)
+            self.kept = torch.zeros(self.context.worker.examples, view.dimension)
         for item, position in enumerate(positions.tolist()):
             one = view.zeros().new_zeros(view.items)
             one[item] = 1.0

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .balance import PAIR, SINGLE, alone
 from .balanced import Balanced
 from .balancer import Balancer
@@ -20,6 +21,10 @@ class IDGraB(Balanced):
 
     Reference: Cooper et al., NeurIPS 2023 (ID-GraB).
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="id-grab", help="every worker balances its own block", cites=("cooper2023coordinating", "lu2022grab")
+    )
 
     balance: str = option("pair", help="what each worker balances", choices=("pair", "mean"))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..signal.base import View
+from ..signal.base import GradientView
 
 
 class Centre:
@@ -19,7 +19,7 @@ class Centre:
         self.weight = 0.0  # of what `sum` holds
 
     @torch.no_grad()
-    def saw(self, view: View) -> torch.Tensor:
+    def saw(self, view: GradientView) -> torch.Tensor:
         """Take a batch in; the mean to use for it."""
         if self.sum is None or self.mean is None:
             self.sum, self.mean = view.zeros(), view.zeros()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..core.method import Metadata
 from .balance import PAIR, alone
 from .balanced import Balanced
 from .balancer import Balancer
@@ -24,6 +26,12 @@ class PairBalance(Balanced):
     Reference: Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa, Coordinating Distributed Example Orders for Provably
     Accelerated Training, NeurIPS 2023.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="pair-balance",
+        help="balanced by differences of neighbours' gradients",
+        cites=("cooper2023coordinating", "lu2022grab"),
+    )
 
     def make(self) -> Balancer:
         return Balancer(self.context, PAIR, self.group, self.sign, alone)

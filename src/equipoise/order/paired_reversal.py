@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from ..signal.base import View
+from ..core.method import Metadata, option
+from ..signal.base import GradientView
 from .base import Order
 
 
@@ -20,17 +21,22 @@ class PairedReversal(Order):
     Reference: Nguyen, Phan, Kalagnanam 2026 (arXiv 2604.00260).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="paired-reversal", help="blocks in random order, then all of it backwards", cites=("nguyen2026learning",)
+    )
+
     block: int = option(16, help="neighbouring examples that stay together", least=1)
 
-    def start(self) -> None: ...
+    def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:
-        generator = self.context.rng(1, number // 2)
-        starts = np.arange(0, self.context.examples, self.block)
+        generator = self.context.worker.rng(1, number // 2)
+        starts = np.arange(0, self.context.worker.examples, self.block)
         blocks = [
-            np.arange(start, min(start + self.block, self.context.examples)) for start in generator.permutation(starts)
+            np.arange(start, min(start + self.block, self.context.worker.examples))
+            for start in generator.permutation(starts)
         ]
         order = np.concatenate([generator.permutation(block) for block in blocks]) if blocks else starts
         return order[::-1].copy() if number % 2 else order
 
-    def observe(self, positions: np.ndarray, view: View | None) -> None: ...
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None: ...

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ..core.context import Context
-from ..signal.base import View
+from ..signal.base import GradientView
 from .balance import Decided
 
 _SNAPSHOTS = 64  # prefixes kept per epoch
 
 
-class Measure:
+class PrefixNorm:
     """`herding` = max_k || sum_{t<=k} (g_t - mean) || / the same of a random order, once per epoch.
 
     `together`: of the sum over all workers (they must be in step); otherwise of this worker's own block.
@@ -41,7 +41,7 @@ class Measure:
         self.squares, self.terms, self.cross, self.batches = 0.0, 0, 0.0, 0
         self.scale, self.done = 1.0, False
 
-    def saw(self, view: View) -> None:
+    def saw(self, view: GradientView) -> None:
         if view.sample is None:
             return
         sample = view.sample.detach()
@@ -79,7 +79,7 @@ class Measure:
     def _compute(self, whole: bool) -> None:
         mine = torch.stack(self.snapshots) if self.snapshots else torch.zeros(0)
         comm = self.context.comm
-        over = self.examples >= self.context.examples
+        over = self.examples >= self.context.worker.examples
         own = (tuple(mine.shape), self.counts, self.squares, self.terms, self.cross, self.batches, over)
         rows = comm.gather_objects(own) if self.together else [own]
         if whole and not all(row[6] for row in rows):

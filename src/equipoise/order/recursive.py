@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..signal.base import View
+from ..signal.base import GradientView
 from .balance import NOTHING, Decide, Decided, balance
 from .balancer import Signer
 
@@ -17,7 +17,7 @@ def nested(levels: int) -> Signer:
 
     def signer(
         total: torch.Tensor | None,
-        view: View | None,
+        view: GradientView | None,
         terms: np.ndarray,
         decide: Decide,
         centre: torch.Tensor | None = None,

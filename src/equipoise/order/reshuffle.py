@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..signal.base import View
+from ..core.method import Metadata
+from ..signal.base import GradientView
 from .base import Order
 
 
@@ -12,9 +14,11 @@ from .base import Order
 class Reshuffle(Order):
     """Random reshuffling: a fresh permutation every epoch, from this worker's own stream."""
 
-    def start(self) -> None: ...
+    metadata: ClassVar[Metadata] = Metadata(name="reshuffle", help="a fresh random order every epoch")
+
+    def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:
-        return self.context.rng(1, number).permutation(self.context.examples)
+        return self.context.worker.rng(1, number).permutation(self.context.worker.examples)
 
-    def observe(self, positions: np.ndarray, view: View | None) -> None: ...
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None: ...

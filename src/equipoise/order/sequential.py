@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..signal.base import View
+from ..core.method import Metadata
+from ..signal.base import GradientView
 from .base import Order
 
 
@@ -12,9 +14,11 @@ from .base import Order
 class Sequential(Order):
     """The examples as they lie, every epoch."""
 
-    def start(self) -> None: ...
+    metadata: ClassVar[Metadata] = Metadata(name="sequential", help="as the examples lie, every epoch")
+
+    def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:
-        return np.arange(self.context.examples)
+        return np.arange(self.context.worker.examples)
 
-    def observe(self, positions: np.ndarray, view: View | None) -> None: ...
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None: ...

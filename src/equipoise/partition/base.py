@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.method import Plain
-from ..data.view import View
+from ..core.method import Configurable
+from ..data.view import DatasetView
 
 
 @dataclass
-class Partition(Plain):
+class Partition(Configurable):
     """Final here: `blocks`, which checks what `split` made. A partition fills `split`."""
 
+    axis: ClassVar[str] = "partition"
+
     @abstractmethod
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         """One array of example indices per worker: disjoint, together everything."""
 
-    def blocks(self, view: View, workers: int, seed: int) -> list[np.ndarray]:
+    def blocks(self, view: DatasetView, workers: int, seed: int) -> list[np.ndarray]:
         """The checked split: every example in exactly one block, every worker with at least one."""
         if workers < 1:
             raise UserError(f"workers = {workers}: at least 1 is needed")

@@ -10,7 +10,7 @@ from .capacity import capacities
 
 
 @dataclass
-class Plan:
+class Division:
     """A partition and how it came about."""
 
     blocks: list[np.ndarray]
@@ -56,7 +56,7 @@ def stratified(groups: np.ndarray, speeds: np.ndarray, rng: np.random.Generator)
     return owner, counts
 
 
-def logged(plan: Plan) -> list[np.ndarray]:
+def logged(plan: Division) -> list[np.ndarray]:
     """The blocks of a plan; its remarks go to the log."""
     import logging
 

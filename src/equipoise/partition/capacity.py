@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import UserError
 
-SPEEDS = "relative speed of each worker, such as 1,2,4,8; equal if left out; `measure` finds out at the start"
+SPEEDS = "relative speed of each worker, such as 1,2,4,8; equal if left out; `measured` finds out at the start"
 _SNAP = 1e-9  # of an example: quotas this near to a whole number are one, whatever the speeds were multiplied by
 
 
@@ -46,15 +46,15 @@ def checked_speeds(speeds: Sequence[float] | None, workers: int | None = None) -
 def known_speeds(speeds: Sequence[float] | str | None) -> Sequence[float] | None:
     if isinstance(speeds, str):
         raise UserError(
-            "speeds = 'measure' needs workers that run: it works in eq.train and recipes; give numbers here"
+            "speeds = 'measured' needs workers that run: it works in eq.train and recipes; give numbers here"
         )
     return speeds
 
 
 def check_speeds_option(speeds: Sequence[float] | str | None) -> None:
     """Refuse impossible speeds when they are given, before there are workers."""
-    if isinstance(speeds, str) and speeds != "measure":
-        raise UserError(f"speeds = {speeds!r}: takes one number per worker, such as 1,2,4,8, or 'measure'")
+    if isinstance(speeds, str) and speeds != "measured":
+        raise UserError(f"speeds = {speeds!r}: takes one number per worker, such as 1,2,4,8, or 'measured'")
     if speeds is not None and not isinstance(speeds, str):
         checked_speeds(speeds)
 

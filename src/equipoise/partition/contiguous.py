@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..data.view import View
+from ..core.method import Metadata
+from ..data.view import DatasetView
 from .base import Partition
 
 
@@ -12,5 +14,7 @@ from .base import Partition
 class Contiguous(Partition):
     """The examples as they lie, cut into slices whose sizes differ by at most one."""
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    metadata: ClassVar[Metadata] = Metadata(name="contiguous", help="equal slices of the data as it lies")
+
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         return np.array_split(np.arange(view.examples), workers)

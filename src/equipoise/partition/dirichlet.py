@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from ..data.view import View
+from ..core.method import Metadata, option
+from ..data.view import DatasetView
 from .base import Partition
 
 
@@ -17,9 +18,15 @@ class Dirichlet(Partition):
     differ too. A worker that would get nothing receives one example of the largest block.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="dirichlet",
+        help="each class spread over workers by Dirichlet(alpha); small alpha is more skewed",
+        cites=("hsu2019measuring",),
+    )
+
     alpha: float = option(0.5, help="concentration; smaller is more skewed", above=0.0, most=1e9)
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         labels = view.classes("dirichlet")
         blocks: list[list[np.ndarray]] = [[] for _ in range(workers)]
         for label in np.unique(labels):

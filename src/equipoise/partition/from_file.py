@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.errors import DataError
-from ..core.method import option
-from ..data.view import View
+from ..core.method import Metadata, option
+from ..data.view import DatasetView
 from .base import Partition
 
 
@@ -16,9 +17,11 @@ from .base import Partition
 class FromFile(Partition):
     """The blocks of a partition file: `{"blocks": [[indices of worker 0], ...], "speeds": ..., "report": ...}`."""
 
+    metadata: ClassVar[Metadata] = Metadata(name="from-file", help="the blocks of a partition file")
+
     path: str = option("", help="the partition file (JSON)")
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         blocks = read_blocks(self.path)
         if len(blocks) != workers:
             raise DataError(

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from ..data.view import View
+from ..core.method import Metadata, option
+from ..data.view import DatasetView
 from .base import Partition
 from .capacity import SPEEDS, capacities, check_speeds_option, checked_speeds, known_speeds
 
@@ -17,12 +18,14 @@ class IID(Partition):
     Sizes are within one of what they should be; classes and features are left to chance.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(name="iid", help="a random, equal share for every worker")
+
     speeds: list[float] | str | None = option(None, help=SPEEDS, least=0)
 
     def check(self) -> None:
         check_speeds_option(self.speeds)
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         drawn = rng.permutation(view.examples)
         if self.speeds is None:
             return np.array_split(drawn, workers)

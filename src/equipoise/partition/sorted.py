@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from ..data.view import View
+from ..core.method import Metadata, option
+from ..data.view import DatasetView
 from .base import Partition
 
 
@@ -22,10 +23,14 @@ class Sorted(Partition):
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021, section on experiments.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="sorted", help="sorted by label, X % shuffled, cut into equal slices", cites=("lu2021optimal",)
+    )
+
     shuffled: float = option(0.0, help="part of the examples that is shuffled, 0 to 1", least=0.0, most=1.0)
     reading: str = option("prefix", help="which examples are shuffled", choices=("prefix", "uniform"))
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         labels = view.classes("sorted")
         count = round(self.shuffled * view.examples)
         if self.reading == "prefix":

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
-from ..data.view import View
+from ..core.method import Metadata, option
+from ..data.view import DatasetView
 from .base import Partition
-from .blocks import Plan, blocks_of, logged, remarks, stratified
+from .blocks import Division, blocks_of, logged, remarks, stratified
 from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
 
 
@@ -19,6 +20,10 @@ class Stratified(Partition):
     comparison of partitions: what a method gains must be gained over this one.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="stratified", help="at random, but every class in proportion to the workers' speeds"
+    )
+
     speeds: list[float] | str | None = option(None, help=SPEEDS, least=0)
     bins: int = option(10, help="groups of real-valued targets", least=1)
     remeasure: int = option(0, help="epochs between new measurements of speeds; 0: only at the start", least=0)
@@ -26,11 +31,11 @@ class Stratified(Partition):
     def check(self) -> None:
         check_speeds_option(self.speeds)
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         from .engine.strata import strata
 
         speeds = checked_speeds(known_speeds(self.speeds), workers)
         groups, notes = strata(view, self.bins, workers)
         owner, counts = stratified(groups, speeds, rng)
         values = np.full(counts.shape, np.nan)
-        return logged(Plan(blocks_of(owner, workers), groups, counts, values, notes + remarks(counts, speeds)))
+        return logged(Division(blocks_of(owner, workers), groups, counts, values, notes + remarks(counts, speeds)))

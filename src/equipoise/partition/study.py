@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UserError
-from ..data.view import View
+from ..data.view import DatasetView
 from .audit import audit
 from .base import Partition
 from .engine.strata import strata
@@ -36,7 +36,7 @@ class Study:
 
 def study(
     partition: Partition,
-    view: View,
+    view: DatasetView,
     workers: int,
     *,
     speeds: list[float] | None = None,

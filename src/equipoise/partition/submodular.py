@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.method import option
-from ..data.view import View
+from ..core.method import Metadata, option
+from ..data.view import DatasetView
 from .base import Partition
 from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
 
 if TYPE_CHECKING:
-    from .blocks import Plan
-    from .engine.greedy import Wish
+    from .blocks import Division
+    from .engine.greedy import GreedyConfig
 
 
 @dataclass
@@ -40,6 +40,12 @@ class Submodular(Partition):
     Reference: RCD-SGD: Resource-Constrained Distributed SGD in Heterogeneous Environment via Submodular Partitioning,
     2022 (arXiv 2211.00839). Fill rule, size-aware cut, herding, polish and controlled rounding are additions.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="submodular",
+        help="proportional to speeds, balanced by class, features like the whole",
+        cites=("he2023rcdsgd",),
+    )
 
     speeds: list[float] | str | None = option(None, help=SPEEDS, least=0)
     objective: str = option(
@@ -86,18 +92,18 @@ class Submodular(Partition):
         if self.neighbours and self.objective == "graph-cut" and isinstance(self.lam, str):
             raise UserError("neighbours with graph-cut needs a number for lam: 0.5 keeps it monotone, the paper has 1")
 
-    def wish(self, speeds: np.ndarray) -> Wish:
+    def wish(self, speeds: np.ndarray) -> GreedyConfig:
         """The options as the greedy takes them, `auto` decided."""
-        from .engine.greedy import Wish
+        from .engine.greedy import GreedyConfig
 
         # Values of a size-aware f are not comparable between blocks of different sizes, herding has none.
         comparable = self.objective != "herding" and not (self.objective == "graph-cut" and isinstance(self.lam, str))
         even = bool((speeds == speeds[0]).all())
         fill = self.rule == "fill" or (self.rule == "auto" and not (even and comparable))
         gamma = None if isinstance(self.gamma, str) else self.gamma
-        return Wish(self.objective, fill, self.kernel, gamma, self.lam, self.alpha, self.engine)
+        return GreedyConfig(self.objective, fill, self.kernel, gamma, self.lam, self.alpha, self.engine)
 
-    def plan(self, view: View, workers: int, rng: np.random.Generator) -> Plan:
+    def plan(self, view: DatasetView, workers: int, rng: np.random.Generator) -> Division:
         """The blocks, with counts, values and remarks."""
         from ..data.features import feature_array
         from .engine.solve import Limits, optimised
@@ -111,25 +117,25 @@ class Submodular(Partition):
         found.notes = notes + found.notes
         return found
 
-    def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         from .blocks import logged
 
         return logged(self.plan(view, workers, rng))
 
-    def divide(self, x: Any, y: Any = None, workers: int | None = None, seed: int = 0) -> Plan:
+    def divide(self, x: Any, y: Any = None, workers: int | None = None, seed: int = 0) -> Division:
         """Partition arrays without training: rows `x`, targets `y` (any kind, or none). Blocks may be empty here."""
         speeds = known_speeds(self.speeds)
         count = len(checked_speeds(speeds, workers))
         return self.plan(view_of(x, y), count, np.random.default_rng([seed, 71]))
 
 
-def view_of(x: Any, y: Any = None) -> View:
+def view_of(x: Any, y: Any = None) -> DatasetView:
     """Arrays as a view."""
     from ..data.source import Source
 
     rows = np.asarray(x)
     if y is None:
-        return View(len(rows), None, (rows,))
+        return DatasetView(len(rows), None, (rows,))
     values = np.asarray(y)
     if len(values) != len(rows):
         raise UserError(f"{len(rows)} rows but {len(values)} targets: give one per example")

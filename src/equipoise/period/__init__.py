@@ -1,8 +1,6 @@
-"""When do workers talk?"""
+"""When do workers communicate?"""
 
+from ..config.registry import exporter
 from .base import Period as Period
-from .every import Every as Every
-from .growing import Growing as Growing
-from .post_local import PostLocal as PostLocal
-from .qsr import QSR as QSR
-from .total_steps import TotalSteps as TotalSteps
+
+__getattr__, __dir__ = exporter("period")

@@ -18,7 +18,13 @@ class Period(Method):
     its step is over: then rounds are the only points where all workers meet.
     """
 
+    axis: ClassVar[str] = "period"
+
     lockstep: ClassVar[bool] = True  # do all workers take the same number of steps between rounds?
+
+    def at_every_step(self) -> bool:
+        """Does every step end with a round?"""
+        return False
 
     @abstractmethod
     def due(self, clock: Clock) -> bool:

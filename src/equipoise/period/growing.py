@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..core.clock import Clock
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Period
 
 
@@ -21,6 +21,10 @@ class Growing(Period):
     NeurIPS 2021.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="growing", help="each round longer than the one before", cites=("spiridonoff2021communication",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("until", "begun")
 
     first: int = option(1, help="optimizer steps in the first round", least=1)
@@ -31,7 +35,7 @@ class Growing(Period):
         if self.most < self.first:
             raise UserError(f"most = {self.most} is below first = {self.first}: raise it")
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.until = 0  # the step after which the round under way takes place
         self.begun = 0  # rounds
 

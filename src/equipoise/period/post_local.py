@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.clock import Clock
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Period
 
 
@@ -16,10 +17,14 @@ class PostLocal(Period):
     Reference: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-batches, Use Local SGD, ICLR 2020.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="post-local", help="every step at first, then every H steps", cites=("lin2020dont",)
+    )
+
     switch: int = option(100, help="optimizer steps with a round each", least=0)
     steps: int = option(8, help="optimizer steps between rounds after that (H)", least=1)
 
-    def start(self) -> None: ...
+    def init_state(self) -> None: ...
 
     def due(self, clock: Clock) -> bool:
         return clock.step < self.switch or (clock.step + 1 - self.switch) % self.steps == 0

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..core.clock import Clock
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Period
 
 
@@ -22,6 +22,10 @@ class QSR(Period):
     Reference: Gu, Lyu, Arora, Zhang, Huang, A Quadratic Synchronization Rule for Distributed Deep Learning, ICLR 2024.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="qsr", help="rounds become rarer as the learning rate falls", cites=("gu2024quadratic",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("began", "rate", "until")
 
     base: int = option(4, help="fewest optimizer steps in a round", least=1)
@@ -33,7 +37,7 @@ class QSR(Period):
         if self.most < self.base:
             raise UserError(f"most = {self.most} is below base = {self.base}: raise it")
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.began, self.rate = 0, 0.0  # the first step of the round under way, and the learning rate there
         self.until = 0  # the step after which the round under way takes place
 

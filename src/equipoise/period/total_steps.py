@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.clock import Clock
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Period
 
 
@@ -25,12 +25,18 @@ class TotalSteps(Period):
     AISTATS 2024.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="total-steps",
+        help="a round when all workers together have taken N H steps",
+        cites=("teng2019leader", "dimlioglu2024grawa"),
+    )
+
     lockstep: ClassVar[bool] = False
     exact: ClassVar[bool] = False  # real time decides which worker takes how many steps
 
     steps: int = option(8, help="optimizer steps between rounds, per worker on average (H)", least=1)
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         comm = self.context.comm
         self.met = 0  # rounds since this process began; all have met when a checkpoint is taken, so none needs it
         self.base = comm.counter("total-steps", 0)

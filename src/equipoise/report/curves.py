@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .runs import Loaded
+from .runs import LoadedRun
 
 AXES = {
     "step": "steps",
@@ -37,12 +37,12 @@ class Line:
 
 
 @dataclass
-class Stream:
+class Series:
     axes: dict[str, list[float]]
     lines: list[Line] = field(default_factory=list)
 
 
-def streams(run: Loaded) -> list[Stream]:
+def streams(run: LoadedRun) -> list[Series]:
     """Everything that can be drawn of a run, each stream with at most `POINTS` places."""
     training = _training(run.events)
     totals = _Totals(training)
@@ -101,7 +101,7 @@ def _has(events: list[dict[str, Any]], axis: str) -> bool:
     return any(number(e.get(axis)) is not None for e in events)
 
 
-def _steps(training: list[list[dict[str, Any]]]) -> Stream:
+def _steps(training: list[list[dict[str, Any]]]) -> Series:
     events = [e for point in training for e in point]
     axes = {}
     for axis in AXES:
@@ -116,7 +116,7 @@ def _steps(training: list[list[dict[str, Any]]]) -> Stream:
     lines.append(Line("Learning rate", "", [number(point[0].get("lr")) for point in training]))
     sizes = [_known(number(e.get("batch")) for e in point) for point in training]
     lines.append(Line("Batch size", "all workers", [sum(row) if row else None for row in sizes]))
-    return Stream(axes or {"step": []}, [line for line in lines if any(v is not None for v in line.values)])
+    return Series(axes or {"step": []}, [line for line in lines if any(v is not None for v in line.values)])
 
 
 def _known(values: Any) -> list[float]:
@@ -126,7 +126,7 @@ def _known(values: Any) -> list[float]:
 _STYLES = {"mean": "solid", "centre": "dash", "local": "dot"}
 
 
-def _evaluations(events: list[dict[str, Any]], totals: _Totals) -> Stream:
+def _evaluations(events: list[dict[str, Any]], totals: _Totals) -> Series:
     seen = {e["step"]: e for e in events if e["event"] == "evaluate" and isinstance(e.get("models"), dict)}
     rows = list(seen.values())  # the last one at a step is the most complete
     lines = []
@@ -139,7 +139,7 @@ def _evaluations(events: list[dict[str, Any]], totals: _Totals) -> Stream:
         values = [number(_inside(row, "health", key)) for row in rows]
         if any(v for v in values):
             lines.append(Line(title, "", values))
-    return Stream(totals.places(rows) if rows else {"step": []}, lines)
+    return Series(totals.places(rows) if rows else {"step": []}, lines)
 
 
 def _inside(table: Any, *keys: str) -> Any:
@@ -148,21 +148,21 @@ def _inside(table: Any, *keys: str) -> Any:
     return table
 
 
-def _batches(events: list[dict[str, Any]], totals: _Totals) -> Stream:
+def _batches(events: list[dict[str, Any]], totals: _Totals) -> Series:
     """Noise scale as a batch rule measured it; the sizes themselves are in the step events."""
     rows = [e for e in events if e["event"] == "batch"]
     values = [number(e.get("noise_scale")) for e in rows]
     lines = [Line("Batch size", "noise scale", values, "points")] if any(v is not None for v in values) else []
-    return Stream(totals.places(rows) if rows else {"step": []}, lines)
+    return Series(totals.places(rows) if rows else {"step": []}, lines)
 
 
-def _thin(stream: Stream) -> Stream:
+def _thin(stream: Series) -> Series:
     """Evenly chosen places, first and last among them."""
     count = len(stream.axes["step"])
     if count <= POINTS:
         return stream
     kept = np.linspace(0, count - 1, POINTS).round().astype(int)
-    return Stream(
+    return Series(
         {axis: [places[i] for i in kept] for axis, places in stream.axes.items()},
         [Line(line.plot, line.name, [line.values[i] for i in kept], line.style) for line in stream.lines],
     )

@@ -8,16 +8,16 @@ import json
 from typing import Any
 
 from .curves import AXES, streams
-from .runs import Loaded
+from .runs import LoadedRun
 from .tables import ends, recipes
 
 
-def export(runs: list[Loaded], kind: str) -> str:
+def export(runs: list[LoadedRun], kind: str) -> str:
     """The runs as text: `md`, `csv` or `json`."""
     return {"md": markdown, "csv": spreadsheet, "json": everything}[kind](runs)
 
 
-def markdown(runs: list[Loaded]) -> str:
+def markdown(runs: list[LoadedRun]) -> str:
     """Notes, ends, and what differs between the recipes."""
     parts = []
     notes = [f"- {run.name}: {note}" for run in runs for note in run.notes]
@@ -39,7 +39,7 @@ def pipes(rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [cells[0], ["---"] * len(cells[0]), *cells[1:]])
 
 
-def spreadsheet(runs: list[Loaded]) -> str:
+def spreadsheet(runs: list[LoadedRun]) -> str:
     """A line for every point of every curve."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
@@ -54,11 +54,11 @@ def spreadsheet(runs: list[Loaded]) -> str:
     return text.getvalue()
 
 
-def everything(runs: list[Loaded]) -> str:
+def everything(runs: list[LoadedRun]) -> str:
     return json.dumps({"runs": [_whole(run) for run in runs]}, indent=1) + "\n"
 
 
-def _whole(run: Loaded) -> dict[str, Any]:
+def _whole(run: LoadedRun) -> dict[str, Any]:
     curves = [
         {"curve": line.plot, "line": line.name, **stream.axes, "value": line.values}
         for stream in streams(run)

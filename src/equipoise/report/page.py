@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import UserError
 from .html import asset, document, folded, table
 from .payload import WORDS, payload
-from .runs import Loaded, load_runs, say
+from .runs import LoadedRun, load_runs, say
 from .sections import citations, topologies
 from .tables import ends, recipes, worker_rows
 
@@ -56,7 +56,7 @@ def library() -> Path | None:
     return path if path.is_file() else None
 
 
-def page(runs: list[Loaded], *, title: str = "", sentence: str = "", front: Table | None = None) -> str:
+def page(runs: list[LoadedRun], *, title: str = "", sentence: str = "", front: Table | None = None) -> str:
     graphs = topologies(runs)  # first: what cannot be drawn becomes a note
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs side by side")
     parts = [f"<h1>{html.escape(title)}</h1>"]
@@ -146,7 +146,7 @@ def _scripts(script: Path, data: dict[str, Any]) -> list[str]:
     ]
 
 
-def _ends(runs: list[Loaded]) -> list[str]:
+def _ends(runs: list[LoadedRun]) -> list[str]:
     rows = ends(runs)
     if not rows:
         return []
@@ -161,7 +161,7 @@ def _ends(runs: list[Loaded]) -> list[str]:
     return parts
 
 
-def _recipes(runs: list[Loaded]) -> list[str]:
+def _recipes(runs: list[LoadedRun]) -> list[str]:
     if not any(run.recipe for run in runs):
         return []
     different, same = recipes(runs)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from .curves import AXES, streams
-from .runs import Loaded
+from .runs import LoadedRun
 from .workers import KINDS, accounts, class_counts
 
 # Told apart by colour-blind eyes, and readable on white and on black.
@@ -38,7 +38,7 @@ WORDS = {
 }
 
 
-def payload(runs: list[Loaded]) -> dict[str, Any]:
+def payload(runs: list[LoadedRun]) -> dict[str, Any]:
     """Curves along their streams, times and classes of workers, and the colours for them."""
     plots: dict[str, list[dict[str, Any]]] = {name: [] for name in WORDS}
     places, used = [], set()
@@ -83,7 +83,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _accounts(runs: list[Loaded]) -> list[dict[str, Any]]:
+def _accounts(runs: list[LoadedRun]) -> list[dict[str, Any]]:
     """Worker by worker for a few runs; of many only their means."""
     found = [(run.name, accounts(run)) for run in runs]
     detailed = sum(about is not None for _, about in found) <= _DETAILED
@@ -94,7 +94,7 @@ def _accounts(runs: list[Loaded]) -> list[dict[str, Any]]:
     ]
 
 
-def _classes(runs: list[Loaded]) -> list[dict[str, Any]]:
+def _classes(runs: list[LoadedRun]) -> list[dict[str, Any]]:
     """Each partition once, with the names of the runs that had it."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:

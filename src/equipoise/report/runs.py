@@ -16,7 +16,7 @@ from ..observe.events import parse_events
 
 
 @dataclass
-class Loaded:
+class LoadedRun:
     """What a folder holds. `notes`: a line for everything that a reader of its page should know."""
 
     folder: Path
@@ -31,7 +31,7 @@ class Loaded:
         return 1 + max((e["worker"] for e in self.events if isinstance(e["worker"], int)), default=-1)
 
 
-def load_runs(folders: Sequence[Path]) -> list[Loaded]:
+def load_runs(folders: Sequence[Path]) -> list[LoadedRun]:
     """Every run under a name of its own: that of its folder, or its path where two folders are called alike."""
     names = [folder.resolve().name for folder in folders]
     resolved = [str(folder.resolve()) for folder in folders]
@@ -41,21 +41,21 @@ def load_runs(folders: Sequence[Path]) -> list[Loaded]:
     return [load_run(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-def say(runs: list[Loaded]) -> None:
+def say(runs: list[LoadedRun]) -> None:
     """What was found wrong, for the person at the terminal."""
     for run in runs:
         for note in run.notes:
             print(f"note: {run.folder}: {note}", file=sys.stderr)
 
 
-def load_run(folder: Path, name: str = "") -> Loaded:
+def load_run(folder: Path, name: str = "") -> LoadedRun:
     if not (folder / "events.jsonl").is_file():
         raise UserError(f"{folder} is not the folder of a run: it has no events.jsonl")
     notes: list[str] = []
     events = _events(folder, notes)
     recipe = _recipe(folder, notes)
     result = _result(folder, events, notes)
-    return Loaded(folder, name or folder.resolve().name, events, recipe, result, notes)
+    return LoadedRun(folder, name or folder.resolve().name, events, recipe, result, notes)
 
 
 def _events(folder: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..core.errors import UserError
 from .html import folded
-from .runs import Loaded
+from .runs import LoadedRun
 
 _DRAWN = 64  # workers; more are a black disc
 
 
-def topologies(runs: list[Loaded]) -> list[str]:
+def topologies(runs: list[LoadedRun]) -> list[str]:
     """The graph of every run that gossips, each once, with the names of its runs."""
     found: dict[str, list[str]] = {}
     for run in runs:
@@ -26,7 +26,7 @@ def topologies(runs: list[Loaded]) -> list[str]:
     return parts
 
 
-def _topology(run: Loaded) -> str:
+def _topology(run: LoadedRun) -> str:
     chosen, size = run.recipe.get("topology"), run.recipe.get("workers")
     if not isinstance(chosen, dict) or not isinstance(size, int) or not 1 < size <= _DRAWN:
         return ""
@@ -41,7 +41,7 @@ def _topology(run: Loaded) -> str:
         return ""
 
 
-def citations(runs: list[Loaded]) -> list[str]:
+def citations(runs: list[LoadedRun]) -> list[str]:
     """BibTeX for what the runs used, each entry once."""
     try:
         from ..config.citations import cite

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .runs import Loaded
+from .runs import LoadedRun
 
 _COUNTS = ("steps", "samples", "rounds", "messages", "bytes")
 
 
-def ends(runs: list[Loaded]) -> list[list[str]]:
+def ends(runs: list[LoadedRun]) -> list[list[str]]:
     """A heading and a row for every run that came to an end; columns that nobody has are left out."""
     found = [(run.name, _end(run.result)) for run in runs if run.result is not None]
     heads = list(dict.fromkeys(name for _, end in found for name in end))
@@ -38,7 +38,7 @@ def worker_rows(result: dict[str, Any]) -> list[list[str]]:
     return [[c.replace("_", " ") for c in columns], *body] if rows else []
 
 
-def recipes(runs: list[Loaded]) -> tuple[list[list[str]], list[list[str]]]:
+def recipes(runs: list[LoadedRun]) -> tuple[list[list[str]], list[list[str]]]:
     """Rows that differ between runs (a heading, then name and one value per run), and rows that do not."""
     flat = [_flat(run.recipe) for run in runs]
     keys = list(dict.fromkeys(key for recipe in flat for key in recipe))

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from .curves import number
-from .runs import Loaded
+from .runs import LoadedRun
 
 KINDS = ("compute", "wait", "communicate")
 _SLICES = 120  # of a run's time, in the strip of a worker
 _STRIPS = 16  # workers that get one
 
 
-def accounts(run: Loaded) -> dict[str, Any] | None:
+def accounts(run: LoadedRun) -> dict[str, Any] | None:
     """Seconds of each kind per worker, and their shares over time; None where the events do not tell."""
     own: dict[int, list[dict[str, Any]]] = {}
     for event in run.events:
@@ -50,7 +50,7 @@ def _strip(rows: list[dict[str, Any]], clock: str) -> dict[str, Any]:
     }
 
 
-def class_counts(run: Loaded) -> list[list[int]] | None:
+def class_counts(run: LoadedRun) -> list[list[int]] | None:
     """Examples of each class per worker, as they were when the run began."""
     rows: dict[int, list[int]] = {}
     for event in run.events:

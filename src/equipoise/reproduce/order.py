@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise as eq
 
-from ..core.context import Context
+from ..core.context import Context, describe
 from ..signal import Rows
 from .runs import images, mean
 
@@ -33,7 +33,7 @@ def herding(workers: tuple[int, int], vectors: int, dimension: int, rounds: int)
 def _bound(order: Any, blocks: tuple[torch.Tensor, ...], rounds: int) -> float:
     def loop(comm: Any) -> torch.Tensor:
         mine = blocks[comm.rank]
-        own = order().bind(Context(comm, seed=0, examples=len(mine)))
+        own = order().bind(Context(comm, worker=describe(comm, sizes=[len(block) for block in blocks])))
         for epoch in range(rounds if own.watches else 0):
             places = own.epoch(epoch)
             for part in np.split(places, range(16, len(places), 16)):

@@ -10,7 +10,7 @@ import torch
 import equipoise as eq
 
 from ..data.source import Source
-from ..data.view import View
+from ..data.view import DatasetView
 from ..partition.study import study
 from ..simulate.cluster import Link
 from .runs import images, mean, time_to
@@ -55,7 +55,7 @@ def unequal(examples: int, splits: int) -> dict[str, float]:
     part = rng.choice(3, len(y), p=[0.7, 0.25, 0.05])
     centres = 4.0 * rng.standard_normal((4, 3, 8))
     x = (centres[y, part] + rng.standard_normal((len(y), 8))).astype(np.float32)
-    view = View(len(y), y, (torch.from_numpy(x), torch.from_numpy(y)))
+    view = DatasetView(len(y), y, (torch.from_numpy(x), torch.from_numpy(y)))
     rows: dict[str, dict[str, Any]] = {
         "facility location, the paper's rule": {"rule": "paper"},
         "graph cut, the paper's rule": {"rule": "paper", "objective": "graph-cut", "lam": 1.0},
@@ -70,7 +70,7 @@ def unequal(examples: int, splits: int) -> dict[str, float]:
     return found
 
 
-def _distance(view: View, speeds: list[float], splits: int, **options: Any) -> tuple[float, float]:
+def _distance(view: DatasetView, speeds: list[float], splits: int, **options: Any) -> tuple[float, float]:
     """Mean over blocks of squared MMD / that of random ones, and that of the largest block."""
     made = study(eq.partition.Submodular(speeds=speeds, **options), view, len(speeds), splits=splits, features="inputs")
     distance = made.report["mmd2"]

@@ -14,7 +14,7 @@ from torch import nn
 import equipoise as eq
 
 from ..config import registry
-from ..data.base import Loaded
+from ..data.base import LoadedData
 from ..observe.events import read_events
 
 LOSS = nn.CrossEntropyLoss()
@@ -27,7 +27,7 @@ def mean(values: Iterable[float]) -> float:
 
 @dataclass
 class Images:
-    data: Loaded
+    data: LoadedData
 
     def train_with(
         self,

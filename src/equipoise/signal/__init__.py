@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from .base import GradientView as GradientView
 from .base import Signal as Signal
-from .base import View as View
 from .exact import Exact as Exact
 from .forward import Forward as Forward
 from .group_gradient import GroupGradient as GroupGradient
@@ -29,6 +29,6 @@ def signal_of(name: str, group: int) -> Signal:
     return GroupGradient(group) if name == "batch" else SIGNALS[name]()
 
 
-def restored(state: Any) -> View:
-    """The view that `View.state` described."""
+def restored(state: Any) -> GradientView:
+    """The view that `GradientView.state` described."""
     return Rows(state["rows"], state["sizes"]) if "rows" in state else layers_from(state)

@@ -16,7 +16,7 @@ from ..core.method import Method
 SAMPLE = 1024  # coordinates of the gradient that herding is measured on
 
 
-class View(ABC):
+class GradientView(ABC):
     """The vectors `g_0 ... g_(items-1)` of one batch, known by what can be asked of them.
 
     Nobody ever needs the vectors themselves: products with a given vector, products with each other and weighted sums
@@ -56,11 +56,11 @@ class View(ABC):
         """A vector of zeros of this kind, in single precision at least."""
 
     @abstractmethod
-    def take(self, items: list[int]) -> View:
+    def take(self, items: list[int]) -> GradientView:
         """A view of some of the vectors that outlives this one."""
 
     @abstractmethod
-    def join(self, later: View) -> View:
+    def join(self, later: GradientView) -> GradientView:
         """These vectors, then those of a later batch."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Signal(Method):
         """Drop the passes since the last view."""
 
     @abstractmethod
-    def view(self) -> View:
+    def view(self) -> GradientView:
         """The examples of all passes since the last view, in order."""
 
 

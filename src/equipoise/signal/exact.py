@@ -37,7 +37,7 @@ class Exact(Signal):
     Reference: Wang et al., Data Shapley in One Training Run, ICLR 2025 (the products); Bu et al. 2022 (ghost norms).
     """
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.model: nn.Module | None = None
         self.passes: list[tuple[list[Part], int]] = []
         self.before = torch.zeros(0)

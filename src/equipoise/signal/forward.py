@@ -30,7 +30,7 @@ class Forward(Signal):
     The first dimension of inputs and outputs must be the examples, and the loss a mean over them.
     """
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.model: nn.Module | None = None
         self.passes: list[Pass] = []
         self.before = torch.zeros(1)

@@ -22,7 +22,7 @@ class GroupGradient(Signal):
 
     size: int = option(1, help="examples of a group", least=1)
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.most = self.size  # type: ignore[misc]
         self.rows: list[torch.Tensor] = []
         self.sizes: list[int] = []

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..core.method import option
-from .base import SAMPLE, Signal, View
+from .base import SAMPLE, GradientView, Signal
 from .factors_of_layer import Outer, Part
 from .hooks import Call, calls_of, refuse_batch_norm
 from .layers import Layers, ways_of
@@ -29,10 +29,10 @@ class LastLayer(Signal):
         16, help="numbers that each factor is projected to, where the layer is applied to every word", least=1
     )
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.last: nn.Module | None = None
         self.passes: list[Part] = []
-        self.sketch = Sketch(self.context.seed, self.width)
+        self.sketch = Sketch(self.context.worker.seed, self.width)
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
@@ -52,7 +52,7 @@ class LastLayer(Signal):
         self.passes = []
 
     @torch.no_grad()
-    def view(self) -> View:
+    def view(self) -> GradientView:
         parts, self.passes = self.passes, []
         count = sum(len(part.tensors()["a"]) for part in parts)
         part = parts[0] if len(parts) == 1 else _stacked(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .base import View
+from .base import GradientView
 from .convolution import Convolved
 from .factors_of_layer import Lookup, Made, Outer, Part, Place
 
@@ -18,7 +18,7 @@ _PASS, _CALL = 8, 1 << 18
 _AXPY = 48  # the same for `S += G`, which reads two vectors and writes one (measured: bench/order_cost.py)
 
 
-class Layers(View):
+class Layers(GradientView):
     """Every layer in the cheapest of three ways, decided by the shapes of this batch.
 
     - ghost: products of factors, for maps that are applied once per example or few times;
@@ -153,7 +153,7 @@ class Layers(View):
         parts = [part.with_tensors({n: t[index] for n, t in part.tensors().items()}) for part in self.parts]
         return Layers(parts, self.scale[index], self.dimension)
 
-    def join(self, later: View) -> Layers:
+    def join(self, later: GradientView) -> Layers:
         assert isinstance(later, Layers)
         assert len(self.parts) == len(later.parts), "the two batches went through other layers"
         parts = []

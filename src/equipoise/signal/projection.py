@@ -36,10 +36,10 @@ class Projection(Signal):
     kind: str = option("kronecker", help="kind of sketch", choices=("kronecker", "count"))
     buckets: int = option(512, help="count: numbers of the sketch", least=1)
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.model: nn.Module | None = None
         self.passes: list[torch.Tensor] = []
-        seed = self.context.seed
+        seed = self.context.worker.seed
         self.sketch: Sketch | CountSketch = (
             Sketch(seed, self.width) if self.kind == "kronecker" else CountSketch(seed, self.buckets)
         )

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .base import View
+from .base import GradientView
 from .rows import Rows
 
 _ROUNDING = 1e-3  # of the products' size: by more than this a gradient is not the sum over the examples
@@ -44,7 +44,7 @@ class Pass:
         return keep
 
 
-class Live(View):
+class Live(GradientView):
     """Vectors of examples that were `made` before, then those of passes that can be run again with the same weights.
 
     It holds until the weights change: `take` makes the vectors.
@@ -169,7 +169,7 @@ class Live(View):
         chosen = torch.eye(self.items, dtype=self.dtype, device=self.made.device)[items]
         return Rows(self.vectors(chosen), [1] * len(items))
 
-    def join(self, later: View) -> View:
+    def join(self, later: GradientView) -> GradientView:
         return self.take(list(range(self.items))).join(later)
 
     def after(self, earlier: Rows) -> Live:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from .base import SAMPLE, View
+from .base import SAMPLE, GradientView
 
 
-class Rows(View):
+class Rows(GradientView):
     """A matrix with one vector a row."""
 
     def __init__(self, rows: torch.Tensor, sizes: list[int]):
@@ -47,7 +47,7 @@ class Rows(View):
     def take(self, items: list[int]) -> Rows:
         return Rows(self.rows[items], [self.sizes[i] for i in items])
 
-    def join(self, later: View) -> View:
+    def join(self, later: GradientView) -> GradientView:
         from .replay import Live
 
         if isinstance(later, Live):

@@ -1,4 +1,4 @@
-"""Chance on a described cluster: steps that take now longer, now shorter, and workers that fail.
+"""FailureModel on a described cluster: steps that take now longer, now shorter, and workers that fail.
 
 Everything follows from the seed, the worker and the step (or the time), so that there is nothing to save.
 """
@@ -15,7 +15,7 @@ from .cluster import Cluster
 _BLOCK = 256  # numbers drawn at once
 
 
-class Chance:
+class FailureModel:
     """That of one worker."""
 
     def __init__(self, cluster: Cluster, rank: int, seed: int):

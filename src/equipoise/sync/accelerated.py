@@ -10,7 +10,7 @@ lambda = max(|lambda_2(W)|, |lambda_n(W)|) there are three choices of eta_r:
     plain         eta_r = 0
 
 On an eigenvector of W with eigenvalue mu, R rounds multiply by P_R(mu). The constant eta may amplify disagreement
-when R is small: |P_1| is 1.30 on a ring of 32. `Plan.make` refuses that. Chebyshev's never do.
+when R is small: |P_1| is 1.30 on a ring of 32. `GossipPlan.make` refuses that. Chebyshev's never do.
 References: Liu and Morse, Accelerated Linear Iterations for Distributed Averaging, Annual Reviews in Control 2011; Lu
 and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
 """
@@ -83,7 +83,7 @@ def default_rounds(size: int, rate: float) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GossipPlan:
     """R rounds and their weights on one graph."""
 
     etas: tuple[float, ...]
@@ -94,7 +94,7 @@ class Plan:
         return len(self.etas)
 
     @classmethod
-    def make(cls, topology: Topology, kind: str, rounds: int | None, who: str) -> Plan:
+    def make(cls, topology: Topology, kind: str, rounds: int | None, who: str) -> GossipPlan:
         """The plan for a bound topology, or a UserError if its rounds would amplify disagreement."""
         require_static(topology, who)
         eigenvalues = np.linalg.eigvalsh(topology.matrix())[:-1]
@@ -118,12 +118,12 @@ class Plan:
         return plan
 
     @classmethod
-    def _of(cls, eigenvalues: np.ndarray, coefficients: list[float]) -> Plan:
+    def _of(cls, eigenvalues: np.ndarray, coefficients: list[float]) -> GossipPlan:
         values = np.abs(polynomial(eigenvalues, coefficients))
         return cls(tuple(coefficients), float(values.max()) if len(values) else 0.0)
 
 
-def gossip(mixing: Mixing, plan: Plan, z: torch.Tensor, spare: torch.Tensor) -> None:
+def gossip(mixing: Mixing, plan: GossipPlan, z: torch.Tensor, spare: torch.Tensor) -> None:
     """z <- AG_R(z), in place; `spare` is a vector of the same size to work with."""
     now, before = z, spare.copy_(z)
     for each in plan.etas:

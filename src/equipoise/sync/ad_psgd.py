@@ -9,17 +9,18 @@ import torch
 
 from ..comm.base import Pending
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.analysis import WINDOW, Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .base import Sync
+from .gossip import OnGraph
 from .mixing import agree, gossip_cost
-from .shares import BY, HELP, shares_of
+from .shares import shares_of
 
 
 @dataclass
-class ADPSGD(Sync):
+class ADPSGD(OnGraph):
     """Pairs of neighbours average models that are one round old while everybody computes on, after AD-PSGD.
 
         at a round:        worker i has a partner j; both send their models, s_i and s_j, and go on
@@ -39,18 +40,21 @@ class ADPSGD(Sync):
     Reference: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="ad-psgd",
+        help="pairs average in the background with models one round old",
+        cites=("lian2018asynchronous",),
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("snapshot", "arrived")
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
 
     topology: Topology = option(Ring(), help="whose edges are paired; undirected")
     seed: int = option(0, help="of the pairs; the same on all workers", least=0)
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
+    def init_state(self) -> None:
         self.pairs = agree(self.context, Pairs(self.topology, self.seed), "AD-PSGD")
-        self.context.mean_by_share = self.weights == "size"
-        self.snapshot = torch.zeros_like(self.context.flat.x)
+        self.snapshot = torch.zeros_like(self.flat.x)
         self._inbox = torch.zeros_like(self.snapshot)
         self._arrived: torch.Tensor | None = None  # None: no partner
         self._pending: Pending | None = None
@@ -73,6 +77,9 @@ class ADPSGD(Sync):
         shares = shares_of(self.context, self.weights)
         (partner, half), *_ = self.pairs.neighbours(round, self.context.rank)
         return shares[partner] / (shares[partner] + shares[self.context.rank]) if shares else half
+
+    def mean_shares(self) -> list[float]:
+        return shares_of(self.context, self.weights)
 
     def finish(self) -> None:
         self._land()
@@ -110,12 +117,9 @@ class ADPSGD(Sync):
         np.fill_diagonal(mean, 1.0 - mean @ np.sqrt(pi) / np.sqrt(pi))
         return 1.0 - float(np.linalg.norm(mean - np.sqrt(np.outer(pi, pi)), 2)) ** 0.5
 
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         pairs = Pairs(self.topology, self.seed)
-        return gossip_cost(pairs, elements, itemsize, rank, size, round) if due else (0, 0)
+        return gossip_cost(pairs, model.elements, model.itemsize, rank, size, round) if due else (0, 0)
 
 
 @dataclass

@@ -5,11 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from ..comm.fused_reduction import add
+from ..comm.fused_reduction import sum_in_order
 from ..comm.ledger import mean_cost
-from ..comm.piggyback import sum_carrying
-from ..core.method import option
-from .base import Sync
+from ..comm.piggyback import Piggyback, sum_with_piggyback
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
+from .base import Needs, StepPlan, Sync
 
 
 @dataclass
@@ -23,31 +24,39 @@ class AllReduce(Sync):
     `weights="uniform"` gives every worker that has examples the same weight instead.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(name="all-reduce", help="gradients averaged at every step (data parallel)")
+
     uses_gradient: ClassVar[bool] = True
-    every_step: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
 
     weights: str = option("size", help="weigh gradients by batch size, or all alike", choices=("size", "uniform"))
 
-    def start(self) -> None:
-        self.context.averages = "gradient"
+    def needs(self) -> Needs:
+        return Needs(every_step=True)
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
-        flat, comm, clock = self.context.flat, self.context.comm, self.context.clock
+    def averages(self) -> str:
+        return "gradient"
+
+    def init_state(self) -> None:
+        self.piggyback: Piggyback | None = None
+
+    def carry(self, piggyback: Piggyback | None) -> None:
+        self.piggyback = piggyback
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
+        comm, clock = self.context.comm, self.context.clock
         assert g is not None
-        assert flat is not None
         clock.rounds += 1
         # In units of the largest batch, so that full batches weigh 1 and need no multiplication.
-        weight = clock.batch / self.context.reference if self.weights == "size" else float(clock.batch > 0)
+        weight = clock.batch / self.context.clock.largest_batch if self.weights == "size" else float(clock.batch > 0)
         if weight != 1.0:
             g.mul_(weight)
-        rider = self.context.rider
-        if rider is not None and rider.aboard:
-            total = add(sum_carrying(self.context, g, weight, "gradient"))
+        if self.piggyback is not None:
+            total = sum_in_order(sum_with_piggyback(comm, g, weight, "gradient", self.piggyback))
             if total:
                 g.div_(total)
         elif _exact(g.dtype):
-            message = flat.gradient_with_tail
+            message = self.flat.gradient_with_tail
             message[-1] = weight
             total = comm.weighted_mean(message)
         else:
@@ -55,18 +64,18 @@ class AllReduce(Sync):
             comm.sum(g)
             if total:
                 g.div_(total)
-        if not total:
-            clock.hold = True  # all batches were skipped: no momentum and no weight decay either
+        # Where all batches were skipped the optimizer rests: no momentum and no weight decay either.
+        return StepPlan(optimize=bool(total))
 
     def after_step(self, x: torch.Tensor) -> None: ...
 
     def centre(self) -> torch.Tensor | None:
         return None
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        if itemsize >= 4:
-            return mean_cost(elements + 1, itemsize, rank, size)
-        (m1, b1), (m2, b2) = mean_cost(1, 4, rank, size), mean_cost(elements, itemsize, rank, size)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        if model.itemsize >= 4:
+            return mean_cost(model.elements + 1, model.itemsize, rank, size)
+        (m1, b1), (m2, b2) = mean_cost(1, 4, rank, size), mean_cost(model.elements, model.itemsize, rank, size)
         return m1 + m2, b1 + b2
 
 

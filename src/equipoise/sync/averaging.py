@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..comm.fused_reduction import Look, add, look_cost
+from ..comm.fused_reduction import fused_cost, metadata_only, sum_in_order
 from ..comm.ledger import mean_cost
-from ..comm.piggyback import sum_carrying
+from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.context import Context
+from .shares import shares_of
 
 WEIGHTS = ("size", "uniform", "samples")
 STATES = ("local", "average", "reset")
@@ -24,8 +25,7 @@ class Averaging:
         self.context, self.weights, self.state = context, weights, state
         self.since = 0  # samples of this worker before the last round
         self.names: list[str] | None = None  # of the optimizer's state tensors that are as large as their parameter
-        context.averages = "parameters"
-        context.mean_by_share = weights == "size"
+        self.piggyback: Piggyback | None = None  # what the next average takes along
 
     def average(self, x: torch.Tensor) -> None:
         """In place. Counts one round."""
@@ -36,7 +36,9 @@ class Averaging:
         message = torch.cat([x, *(m.reshape(-1) for m in moments)]) if moments else x
         if weight != 1.0:
             message.mul_(weight)
-        weights = sum_carrying(context, message, weight, "parameters", tell=self.weights == "samples")
+        weights = sum_with_piggyback(
+            context.comm, message, weight, "parameters", self.piggyback, gather_weights=self.weights == "samples"
+        )
         self.divide(message, weights)
         if moments:
             x.copy_(message[: len(x)])
@@ -44,19 +46,23 @@ class Averaging:
         if self.state == "reset" and context.optimizer is not None:
             context.optimizer.state.clear()
 
+    def mean_shares(self) -> list[float]:
+        """The weights of the mean model; empty where all count alike."""
+        return shares_of(self.context) if self.weights == "size" else []
+
     def weight(self) -> float:
         """Of this worker, in this round."""
         clock = self.context.clock
         done = clock.samples + clock.batch
         taken, self.since = done - self.since, done
-        return {"size": self.context.share, "uniform": 1.0, "samples": float(taken)}[self.weights]
+        return {"size": self.context.worker.share, "uniform": 1.0, "samples": float(taken)}[self.weights]
 
     def divide(self, total: torch.Tensor, weights: list[float]) -> None:
         """From the sum of vectors times their weights to their mean; shares add up to one already."""
         if self.weights == "uniform":
             total.div_(self.context.size)
-        elif self.weights == "samples" and add(weights):
-            total.div_(add(weights))
+        elif self.weights == "samples" and sum_in_order(weights):
+            total.div_(sum_in_order(weights))
 
     def _moments(self) -> list[torch.Tensor]:
         """The state tensors of all parameters, by name; zeros for a parameter that has had no step yet."""
@@ -89,5 +95,5 @@ def averaging_cost(
     names = averaging.names if averaging is not None else None
     elements *= 1 + len(names or [])
     if weights == "samples":
-        return look_cost(elements, itemsize, rank, size, Look([1.0], lambda rows, notes, start: [], 0))
+        return fused_cost(elements, itemsize, rank, size, metadata_only([1.0]))
     return mean_cost(elements, itemsize, rank, size)

@@ -5,19 +5,18 @@ from typing import ClassVar
 
 import torch
 
-from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, made_lazy, mixing_gap, require_static
-from .shares import BY, HELP, weigh_gradient
+from .base import Needs
+from .exact_diffusion import convergent_graph, mix_corrected
+from .gossip import STATIC, Gossip
 
 _LEAST = -1.0 / 3.0 - 1e-9  # an even ring sits at -1/3 and converges
 
 
 @dataclass
-class D2(Sync):
+class D2(Gossip):
     """D^2, or exact diffusion: gossip that remembers what mixing did to the model, and takes it back.
 
         psi_i <- x_i - a g_i(x_i)                  the optimizer's step
@@ -33,45 +32,28 @@ class D2(Sync):
     Reference: Tang et al., D^2: Decentralized Training over Decentralized Data, ICML 2018.
     """
 
-    every_step: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = ("correction",)
-    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
+    metadata: ClassVar[Metadata] = Metadata(
+        name="d2", help="gossip that takes its own bias back; exact on unequal data", cites=("tang2018d2",)
+    )
 
-    topology: Topology = option(Ring(), help="who talks to whom; the same symmetric graph in every round")
+    STATE: ClassVar[tuple[str, ...]] = ("correction",)
+
+    topology: Topology = option(Ring(), help=STATIC)
     lazy: str = option(
         "auto", help="mix with (I + W) / 2 where W has an eigenvalue below -1/3, or refuse", choices=("auto", "never")
     )
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        bound = agree(self.context, self.topology, "D2")
-        graph = self.topology
-        if bound.cycle == 1 and bound.symmetric and bound.lambda_min() < _LEAST:
-            found = f"D2: {bound!r} over {bound.size} workers has the eigenvalue {bound.lambda_min():.3f}, below -1/3"
-            if self.lazy == "never":
-                raise UserError(f"{found}, and would diverge: give the topology lazy=True, or pass lazy='auto'")
-            graph = made_lazy(graph, found, self.context)
-        require_static(graph.on(self.context.size), "D2")
-        assert self.context.flat is not None
-        self.mixing = Mixing(self.context, graph, WIRES[self.wire])
-        self.correction = torch.zeros_like(self.context.flat.x)
-        self.corrected = torch.empty_like(self.correction)  # scratch
+    def needs(self) -> Needs:
+        return Needs(every_step=True, static_graph=True)
+
+    def init_state(self) -> None:
+        graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")
+        self.start_gossip(graph, weighted=False)
+        self.correction = torch.zeros_like(self.flat.x)
+        self.scratch = torch.empty_like(self.correction)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
-        weigh_gradient(self.context, self.weights, g)
+        self.weigh(g)
 
     def after_step(self, x: torch.Tensor) -> None:
-        mixed = self.mixing.mix(torch.add(x, self.correction, out=self.corrected))
-        torch.sub(mixed, x, out=self.correction)
-        x.copy_(mixed)
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, elements, itemsize, rank, size, round, self.wire) if due else (0, 0)
+        mix_corrected(self.mixing, x, self.correction, self.scratch)

@@ -6,16 +6,13 @@ from typing import ClassVar
 import torch
 
 from ..core.errors import UserError
-from ..core.method import option
-from ..topology.base import Topology
-from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
-from .shares import BY, HELP
+from ..core.method import Metadata, option
+from .base import Needs
+from .gossip import Gossip
 
 
 @dataclass
-class DPSGD(Sync):
+class DPSGD(Gossip):
     """Decentralised parallel SGD: every worker averages its model with its neighbours'.
 
         combine then adapt:   x_i <- sum_j W_ij x_j - a g_i(x_i)
@@ -29,29 +26,28 @@ class DPSGD(Sync):
     Reference: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017.
     """
 
-    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
+    metadata: ClassVar[Metadata] = Metadata(
+        name="d-psgd", help="models averaged with the neighbours' (gossip)", cites=("lian2017can",)
+    )
 
-    topology: Topology = option(Ring(), help="who talks to whom")
     combine: str = option("after", help="mix before or after the optimizer step", choices=("before", "after"))
     overlap: bool = option(False, help="let models travel while the gradient is computed; needs combine = before")
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
     def check(self) -> None:
         if self.overlap and self.combine != "before":
             raise UserError("overlap needs models that are known before the gradient: pass combine='before' with it")
-        # A model that is under way when the gradient is computed is the one of the step before.
-        self.every_step = self.overlap  # type: ignore[misc]
-        self.foresees = self.combine == "before"  # type: ignore[misc]
 
-    def start(self) -> None:
-        agree(self.context, self.topology, "D-PSGD")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire], weights=self.weights)
+    def needs(self) -> Needs:
+        # A model in flight while the gradient is computed is that of the step before: there is one at every step.
+        return Needs(every_step=self.overlap, due_before_step=self.combine == "before")
+
+    def init_state(self) -> None:
+        self.start_gossip(self.agreed_graph(), weighted=True)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.combine == "after" or not self.context.clock.due:
             return
-        # Nothing is under way at the first step and after a checkpoint: x itself is the message.
+        # Nothing is in flight at the first step and after a checkpoint: x itself is the message.
         if not self.mixing.under_way:
             self.mixing.begin(x)
         self.mixing.end(x, x)
@@ -61,17 +57,3 @@ class DPSGD(Sync):
             self.mixing.mix(x)
         elif self.overlap:
             self.mixing.begin(x, copy=True)  # an evaluation may put other parameters into x meanwhile
-
-    def finish(self) -> None:
-        """Wait for a round that is under way and forget it: the last one of a run is nobody's."""
-        self.mixing.drop()
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology, self.mixing.shares)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, elements, itemsize, rank, size, round, self.wire) if due else (0, 0)

@@ -6,17 +6,19 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from ..topology.tree import shallowest_tree
-from .base import Sync
-from .mixing import Mixing, Wires, agree, require_static
-from .shares import BY, HELP, weigh_gradient
+from .accumulation import accumulate
+from .base import Needs, StepPlan
+from .gossip import STATIC, OnGraph
+from .mixing import Mixing, RoundLinks, require_static
 
 
 @dataclass
-class DeFacto(Sync):
+class DeFacto(OnGraph):
     """Factorised consensus: gradients gathered at a frozen model, one step, then rounds that multiply to the mean.
 
         s_i <- mean of g_i(x_i) over the steps of a period
@@ -36,43 +38,41 @@ class DeFacto(Sync):
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="defacto", help="gossip rounds whose product is the exact mean", cites=("lu2021optimal",)
+    )
+
     uses_gradient: ClassVar[bool] = True
-    foresees: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("gathered", "gathered_steps")
     HEALTH: ClassVar[tuple[str, ...]] = ("factor_rounds",)
 
-    topology: Topology = option(Ring(), help="who talks to whom; the same symmetric graph in every round")
+    topology: Topology = option(Ring(), help=STATIC)
     factors: str = option(
         "auto", help="how the mean is factorised; auto takes fewer rounds", choices=("auto", "spectral", "tree")
     )
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        graph = agree(self.context, self.topology, "DeFacto", static=True)
-        x = self.context.flat.x
+    def needs(self) -> Needs:
+        return Needs(due_before_step=True, static_graph=True)
+
+    def init_state(self) -> None:
+        graph = self.agreed_graph()
         spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)
         if self._climbs(spectrum, sweeps):
-            self.mixing = Mixing(self.context, graph, plan=lambda round: sweeps[round][self.context.rank])
+            self.mixing = Mixing(self.context, graph, links=lambda round: sweeps[round][self.context.rank])
             self.sequence = [(1.0, 0.0)] * len(sweeps)
         else:
             self.mixing = Mixing(self.context, graph)
             self.sequence = [(1.0 / (1.0 - mu), -mu / (1.0 - mu)) for mu in spectrum]
-        self.gathered = torch.zeros_like(x)
+        self.gathered = torch.zeros_like(self.flat.x)
         self.gathered_steps = 0
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None
-        weigh_gradient(self.context, self.weights, g)
-        clock = self.context.clock
-        self.gathered.add_(g)
-        self.gathered_steps += 1
-        clock.hold = not clock.due
-        if clock.due:
-            torch.div(self.gathered, self.gathered_steps, out=g)
-            self.gathered.zero_()
-            self.gathered_steps = 0
+        self.weigh(g)
+        due = self.context.clock.due
+        self.gathered_steps = accumulate(self.gathered, self.gathered_steps, g, due=due)
+        return StepPlan(optimize=due)
 
     def after_step(self, x: torch.Tensor) -> None:
         for round, (scale, keep) in enumerate(self.sequence):
@@ -83,10 +83,7 @@ class DeFacto(Sync):
     def factor_rounds(self) -> int:
         return len(self.sequence)
 
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:
             return 0, 0
         graph = self.topology.on(size)
@@ -95,9 +92,9 @@ class DeFacto(Sync):
             messages = sum(len(sweep[rank].targets) for sweep in sweeps)
         else:
             messages = len(spectrum) * len(graph.targets(0, rank))
-        return messages, messages * elements * itemsize
+        return messages, messages * model.elements * model.itemsize
 
-    def _climbs(self, spectrum: list[float], sweeps: list[list[Wires]]) -> bool:
+    def _climbs(self, spectrum: list[float], sweeps: list[list[RoundLinks]]) -> bool:
         """Does the mean go through the tree?"""
         return self.factors == "tree" or (self.factors == "auto" and len(sweeps) < len(spectrum))
 
@@ -116,7 +113,7 @@ def distinct_eigenvalues(topology: Topology) -> list[float]:
     return ordered
 
 
-def tree_sweeps(topology: Topology) -> list[list[Wires]]:
+def tree_sweeps(topology: Topology) -> list[list[RoundLinks]]:
     """The wires of every worker in every round: up a breadth-first tree from its leaves, and down again."""
     require_static(topology, "DeFacto")
     size = topology.size
@@ -127,18 +124,18 @@ def tree_sweeps(topology: Topology) -> list[list[Wires]]:
     for rank in reversed(order[1:]):
         children[parent[rank]].append(rank)
         below[parent[rank]] += below[rank]
-    idle = Wires(1.0, [], [])
+    idle = RoundLinks(1.0, [], [])
     up, down = [], []
     for depth in range(max(level), 0, -1):  # from workers at this depth to their parents, and back
         climb, descend = [idle] * size, [idle] * size
         for rank in range(size):
             if level[rank] == depth:
-                climb[rank] = Wires(1.0, [], [parent[rank]])
-                descend[rank] = Wires(0.0, [(parent[rank], 1.0)], [])
+                climb[rank] = RoundLinks(1.0, [], [parent[rank]])
+                descend[rank] = RoundLinks(0.0, [(parent[rank], 1.0)], [])
             elif level[rank] == depth - 1 and children[rank]:
                 shares = [(child, below[child] / below[rank]) for child in children[rank]]
-                climb[rank] = Wires(1.0 / below[rank], shares, [])
-                descend[rank] = Wires(1.0, [], children[rank])
+                climb[rank] = RoundLinks(1.0 / below[rank], shares, [])
+                descend[rank] = RoundLinks(1.0, [], children[rank])
         up.append(climb)
         down.append(descend)
     return up + down[::-1]

@@ -5,17 +5,16 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .accelerated import KINDS, Plan
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost
-from .shares import BY, HELP, weigh_gradient
+from .accelerated import KINDS, GossipPlan
+from .base import Needs, StepPlan
+from .gossip import STATIC, Gossip
 
 
 @dataclass
-class DeTAG(Sync):
+class DeTAG(Gossip):
     """Gradient tracking with accelerated gossip by phases: optimal in the number of rounds, up to a logarithm.
 
     A phase is R steps at a frozen model x. Each of them
@@ -35,25 +34,31 @@ class DeTAG(Sync):
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="detag",
+        help="gradient tracking with accelerated gossip by phases; exact, for sparse graphs",
+        cites=("lu2021optimal", "lu2023decentralized", "liu2011accelerated"),
+    )
+
     uses_gradient: ClassVar[bool] = True
-    every_step: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("first", "gossiped", "gossiped_before", "gathered", "gathered_before")
+    vectors: ClassVar[int] = 2
     HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap", "phase", "contraction")
 
-    topology: Topology = option(Ring(), help="who talks to whom; the same symmetric graph in every round")
+    topology: Topology = option(Ring(), help=STATIC)
     rounds: int | None = option(None, help="R, steps in a phase; by default 1/2 ln(n) / sqrt(1 - lambda)", least=1)
     gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
     overlap: bool = option(False, help="let messages travel while the gradient is computed")
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        graph = agree(self.context, self.topology, "DeTAG", static=True)
-        self.plan = Plan.make(graph, self.gossip, self.rounds, "DeTAG")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
-        x = self.context.flat.x
+    def needs(self) -> Needs:
+        return Needs(every_step=True, static_graph=True)
+
+    def init_state(self) -> None:
+        graph = self.agreed_graph()
+        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, "DeTAG")
+        self.start_gossip(graph, weighted=False)
+        x = self.flat.x
         self.elements = x.numel()
         self.first: int | None = None  # the step at which the first phase began
         self.gossiped = x.new_zeros(2 * self.elements)  # [x~ | y~]
@@ -61,9 +66,9 @@ class DeTAG(Sync):
         self.gathered = torch.zeros_like(x)
         self.gathered_before = torch.zeros_like(x)
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None
-        weigh_gradient(self.context, self.weights, g)
+        self.weigh(g)
         clock = self.context.clock
         if self.first is None:
             self.first = clock.step
@@ -71,11 +76,11 @@ class DeTAG(Sync):
         since = clock.step - self.first
         self._round(since % self.plan.rounds)
         self.gathered.add_(g, alpha=1.0 / self.plan.rounds)
-        # Nothing is tracked before the first phase has ended, and nothing moves.
-        clock.hold = not self._last or since < self.plan.rounds
         if self._last:
             x.copy_(self.gossiped[: self.elements])
             g.copy_(self.gossiped[self.elements :])
+        # Before the first phase has ended nothing is tracked, and nothing moves.
+        return StepPlan(optimize=self._last and since >= self.plan.rounds)
 
     def after_step(self, x: torch.Tensor) -> None:
         if self._last:
@@ -103,18 +108,10 @@ class DeTAG(Sync):
         assert self.first is not None
         return (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
 
-    def finish(self) -> None:
-        """Wait for a round that is under way and forget it: the last one of a run is nobody's."""
-        self.mixing.drop()
-
     @property
     def tracker_gap(self) -> float:
         """||mean(y) - mean(gradients of the last phase)||: rounding, and nothing else."""
         return float(self.context.comm.mean(self.gossiped[self.elements :] - self.gathered_before).norm())
-
-    @property
-    def spectral_gap(self) -> float:
-        return self.mixing.topology.spectral_gap()
 
     @property
     def phase(self) -> int:
@@ -123,9 +120,3 @@ class DeTAG(Sync):
     @property
     def contraction(self) -> float:
         return self.plan.contraction
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, 2 * elements, itemsize, rank, size, round, self.wire)

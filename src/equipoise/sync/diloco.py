@@ -5,12 +5,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..comm.fused_reduction import pieces
+from ..comm.fused_reduction import chunks
 from ..comm.ledger import mean_cost
+from ..comm.piggyback import Piggyback
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from .averaging import STATES, WEIGHTS, Averaging, averaging_cost
-from .base import Sync
+from .base import StepPlan, Sync
 from .overlapped_mean import Overlap
 
 
@@ -30,6 +32,10 @@ class DiLoCo(Sync):
     Reference: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv
     2311.08105); Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="diloco", help="Local SGD with an outer Nesterov step; fragments, overlap", cites=("douillard2023diloco",)
+    )
 
     STATE: ClassVar[tuple[str, ...]] = ("anchor", "momenta", "since", "turn", "left", "message")
 
@@ -56,16 +62,14 @@ class DiLoCo(Sync):
         if self.state != "local" and (self.fragments > 1 or self.delay):
             raise UserError(f"state={self.state!r} needs rounds of the whole model: leave fragments and delay out")
 
-    def start(self) -> None:
-        assert self.context.flat is not None
+    def init_state(self) -> None:
         self.averaging = Averaging(self.context, self.weights, self.state)
-        if self.fragments > 1 or self.delay:
-            self.context.averages = ""
         self.overlap = Overlap(self.context)
         self.anchor: torch.Tensor | None = None  # z
-        self.momenta = torch.zeros_like(self.context.flat.x)
+        self.momenta = torch.zeros_like(self.flat.x)
         self.turn = 0  # rounds begun: whose fragment is next
-        self.left = 0  # steps until what is under way arrives
+        self.left = 0  # steps until the message in flight arrives
+        self.arrives = False  # does it in this step?
 
     @property
     def since(self) -> int:
@@ -83,19 +87,29 @@ class DiLoCo(Sync):
     def message(self, state: Any) -> None:
         self.overlap.load(state)
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+    def averages(self) -> str:
+        return "" if self.fragments > 1 or self.delay else "parameters"
+
+    def carry(self, piggyback: Piggyback | None) -> None:
+        self.averaging.piggyback = piggyback
+
+    def mean_shares(self) -> list[float]:
+        return self.averaging.mean_shares()
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         if self.anchor is None:
             self.anchor = x.clone()
-        self.lands = False  # type: ignore[misc]
+        self.arrives = False
         if self.overlap.under_way:
             self.left -= 1
             if self.left <= self.delay // 2:
                 self.overlap.turn()
-            self.lands = self.left == 0  # type: ignore[misc]
+            self.arrives = self.left == 0
+        return StepPlan(message_arrives=self.arrives)
 
     def after_step(self, x: torch.Tensor) -> None:
         clock = self.context.clock
-        if self.lands:
+        if self.arrives:
             part = self._fragment(self.turn - 1)
             mean, weights = self.overlap.end()
             clock.rounds += 1
@@ -131,8 +145,7 @@ class DiLoCo(Sync):
         anchor.copy_(x)
 
     def _fragment(self, turn: int) -> slice:
-        assert self.context.flat is not None
-        return slice(*pieces(len(self.context.flat), self.fragments)[turn % self.fragments])
+        return slice(*chunks(len(self.flat), self.fragments)[turn % self.fragments])
 
     def finish(self) -> None:
         self.overlap.drop()
@@ -140,11 +153,13 @@ class DiLoCo(Sync):
     def centre(self) -> torch.Tensor | None:
         return self.anchor
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        start, stop = pieces(elements, self.fragments)[round % self.fragments]
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        start, stop = chunks(model.elements, self.fragments)[round % self.fragments]
         if not due:
             return 0, 0
         if self.delay:  # counted when it arrives
-            messages, bytes = mean_cost(stop - start, itemsize, rank, size)
-            return messages, bytes + (8 + itemsize) * (size - 1)
-        return averaging_cost(getattr(self, "averaging", None), self.weights, stop - start, itemsize, rank, size)
+            messages, bytes = mean_cost(stop - start, model.itemsize, rank, size)
+            return messages, bytes + (8 + model.itemsize) * (size - 1)
+        return averaging_cost(
+            self.averaging if self.is_bound else None, self.weights, stop - start, model.itemsize, rank, size
+        )

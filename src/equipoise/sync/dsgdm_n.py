@@ -5,16 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
-from ..topology.base import Topology
-from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
-from .shares import BY, HELP
+from ..core.method import Metadata, option
+from .gossip import Gossip
 
 
 @dataclass
-class DSGDmN(Sync):
+class DSGDmN(Gossip):
     """Decentralised SGD with local Nesterov momentum: every worker keeps its own momentum and mixes only its model.
 
         m_i <- beta m_i + g_i
@@ -30,20 +26,18 @@ class DSGDmN(Sync):
     Reference: the baseline of Lin et al., Quasi-Global Momentum, ICML 2021.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="dsgdm-n", help="gossip with each worker's own Nesterov momentum", cites=("lin2021quasi",)
+    )
+
     uses_gradient: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("momentum",)
-    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
 
-    topology: Topology = option(Ring(), help="who talks to whom")
     beta: float = option(0.9, help="of the momentum", least=0, below=1)
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        agree(self.context, self.topology, "DSGDm-N")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire], weights=self.weights)
-        self.momentum = torch.zeros_like(self.context.flat.x)
+    def init_state(self) -> None:
+        self.start_gossip(self.agreed_graph(), weighted=True)
+        self.momentum = torch.zeros_like(self.flat.x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
@@ -53,13 +47,3 @@ class DSGDmN(Sync):
 
     def after_step(self, x: torch.Tensor) -> None:
         self.mixing.mix(x)
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology, self.mixing.shares)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, elements, itemsize, rank, size, round, self.wire) if due else (0, 0)

@@ -5,16 +5,13 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
-from ..topology.base import Topology
-from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
-from .shares import BY, HELP, weigh_gradient
+from ..core.method import Metadata
+from .base import Needs
+from .gossip import Gossip
 
 
 @dataclass
-class DSGT(Sync):
+class DSGT(Gossip):
     """Gradient tracking: every worker follows the mean gradient of all and gives that to its optimizer.
 
         y_i <- g_i                                         at the first step
@@ -30,22 +27,25 @@ class DSGT(Sync):
     2019.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="dsgt",
+        help="gossip of models and of trackers of the mean gradient; exact",
+        cites=("zhang2019decentralized",),
+    )
+
     uses_gradient: ClassVar[bool] = True
-    every_step: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("started", "tracker", "gradient_before")
+    vectors: ClassVar[int] = 2
     HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap")
 
-    topology: Topology = option(Ring(), help="who talks to whom")
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
+    def needs(self) -> Needs:
+        return Needs(every_step=True)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        agree(self.context, self.topology, "DSGT")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
-        self.elements = len(self.context.flat)
-        self.both = self.context.flat.widen(self.elements)  # [x | y]
+    def init_state(self) -> None:
+        self.start_gossip(self.agreed_graph(), weighted=False)
+        self.elements = len(self.flat)
+        self.both = self.flat.widen(self.elements)  # [x | y]
         self.gradient_before = torch.zeros_like(self.tracker)
         self.started = False
 
@@ -59,7 +59,7 @@ class DSGT(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
-        weigh_gradient(self.context, self.weights, g)
+        self.weigh(g)
         if self.started:
             self.tracker.add_(g).sub_(self.gradient_before)
         else:
@@ -76,13 +76,3 @@ class DSGT(Sync):
     def tracker_gap(self) -> float:
         """||mean(y) - mean(g)||: rounding, and nothing else."""
         return float(self.context.comm.mean(self.tracker - self.gradient_before).norm())
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, 2 * elements, itemsize, rank, size, round, self.wire) if due else (0, 0)

@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 
 from ..comm.ledger import mean_cost
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from .base import Sync
 from .pull import elastic
-from .shares import BY, HELP
+from .shares import BY, HELP, shares_of
 
 
 @dataclass
@@ -26,6 +27,10 @@ class EAMSGD(Sync):
     Reference: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NeurIPS 2015.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="eamsgd", help="elastic averaging with each worker's own Nesterov momentum", cites=("zhang2015deep",)
+    )
+
     uses_gradient: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("middle", "momentum")
 
@@ -35,16 +40,14 @@ class EAMSGD(Sync):
     delta: float = option(0.9, help="of the momentum", least=0, below=1)
     weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        self.context.mean_by_share = self.weights == "size"
+    def init_state(self) -> None:
         self.middle: torch.Tensor | None = None
-        self.momentum = torch.zeros_like(self.context.flat.x)
+        self.momentum = torch.zeros_like(self.flat.x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
         if self.middle is None:
-            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+            self.middle = x.clone()  # not in `init_state`: a model may be loaded between that and the first step
         if self.context.clock.batch:
             self.momentum.mul_(self.delta).add_(g)
             g.add_(self.momentum, alpha=self.delta)
@@ -54,8 +57,11 @@ class EAMSGD(Sync):
         self.context.clock.rounds += 1
         elastic(self.context, x, self.middle, self.pull, self.weights)
 
+    def mean_shares(self) -> list[float]:
+        return shares_of(self.context, self.weights)
+
     def centre(self) -> torch.Tensor | None:
         return self.middle
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(elements, itemsize, rank, size) if due else (0, 0)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return mean_cost(model.elements, model.itemsize, rank, size) if due else (0, 0)

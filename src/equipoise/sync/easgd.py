@@ -6,10 +6,11 @@ from typing import ClassVar
 import torch
 
 from ..comm.ledger import mean_cost
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from .base import Sync
 from .pull import elastic
-from .shares import BY, HELP
+from .shares import BY, HELP, shares_of
 
 
 @dataclass
@@ -26,6 +27,10 @@ class EASGD(Sync):
     with beta = `pull`).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="easgd", help="workers and a centre attract each other (elastic averaging)", cites=("zhang2015deep",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("middle",)
 
     pull: float = option(
@@ -33,21 +38,23 @@ class EASGD(Sync):
     )
     weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        self.context.mean_by_share = self.weights == "size"
+    def init_state(self) -> None:
         self.middle: torch.Tensor | None = None
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.middle is None:
-            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+            self.middle = x.clone()  # not in `init_state`: a model may be loaded between that and the first step
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.middle is not None
         self.context.clock.rounds += 1
         elastic(self.context, x, self.middle, self.pull, self.weights)
 
+    def mean_shares(self) -> list[float]:
+        return shares_of(self.context, self.weights)
+
     def centre(self) -> torch.Tensor | None:
         return self.middle
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(elements, itemsize, rank, size) if due else (0, 0)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return mean_cost(model.elements, model.itemsize, rank, size) if due else (0, 0)

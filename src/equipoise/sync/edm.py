@@ -5,19 +5,18 @@ from typing import ClassVar
 
 import torch
 
-from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, made_lazy, mixing_gap
-from .shares import BY, HELP, weigh_gradient
+from .base import Needs
+from .exact_diffusion import convergent_graph, mix_corrected
+from .gossip import STATIC, Gossip
 
 _LEAST = -1.0 / 3.0 + 1e-9  # at -1/3, an even ring that is not lazy, disagreement fades only where the loss is convex
 
 
 @dataclass
-class EDM(Sync):
+class EDM(Gossip):
     """Exact diffusion with momentum: D^2 whose steps follow a running mean of the gradients.
 
         m_i   <- beta m_i + (1 - beta) g_i(x_i)
@@ -36,53 +35,36 @@ class EDM(Sync):
     2025 (arXiv 2501.19082).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="edm", help="D2 with momentum; exact on unequal data", cites=("hu2025bias",)
+    )
+
     uses_gradient: ClassVar[bool] = True
-    every_step: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("momentum", "correction")
-    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
 
-    topology: Topology = option(Ring(lazy=True), help="who talks to whom; the same symmetric graph in every round")
+    topology: Topology = option(Ring(lazy=True), help=STATIC)
     beta: float = option(0.9, help="of the momentum", least=0, below=1)
     lazy: str = option(
         "auto",
         help="mix with (I + W) / 2 where W has an eigenvalue of -1/3 or below, or refuse",
         choices=("auto", "never"),
     )
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        graph, bound = self.topology, agree(self.context, self.topology, "EDM", static=True)
-        if bound.lambda_min() < _LEAST:
-            found = (
-                f"EDM: {bound!r} over {bound.size} workers has the eigenvalue {bound.lambda_min():.3f}, not above -1/3"
-            )
-            if self.lazy == "never":
-                raise UserError(f"{found}, and may diverge: give the topology lazy=True, or pass lazy='auto'")
-            graph = made_lazy(graph, found, self.context)
-        self.mixing = Mixing(self.context, graph, WIRES[self.wire])
-        self.momentum = torch.zeros_like(self.context.flat.x)
+    def needs(self) -> Needs:
+        return Needs(every_step=True, static_graph=True)
+
+    def init_state(self) -> None:
+        graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")
+        self.start_gossip(graph, weighted=False)
+        self.momentum = torch.zeros_like(self.flat.x)
         self.correction = torch.zeros_like(self.momentum)
-        self.corrected = torch.empty_like(self.momentum)  # scratch
+        self.scratch = torch.empty_like(self.momentum)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
-        weigh_gradient(self.context, self.weights, g)
+        self.weigh(g)
         g.copy_(self.momentum.mul_(self.beta).add_(g, alpha=1.0 - self.beta))
 
     def after_step(self, x: torch.Tensor) -> None:
-        mixed = self.mixing.mix(torch.add(x, self.correction, out=self.corrected))
-        torch.sub(mixed, x, out=self.correction)
-        x.copy_(mixed)
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, elements, itemsize, rank, size, round, self.wire) if due else (0, 0)
+        mix_corrected(self.mixing, x, self.correction, self.scratch)

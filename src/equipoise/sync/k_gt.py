@@ -5,16 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
-from ..topology.base import Topology
-from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
-from .shares import BY, HELP, weigh_gradient
+from ..core.method import Metadata
+from .gossip import Gossip
 
 
 @dataclass
-class KGT(Sync):
+class KGT(Gossip):
     """Gradient tracking with K local steps: a correction turns each worker's gradient towards everybody's.
 
         K times:      x_i <- x_i - a (g_i(x_i) + c_i)
@@ -31,21 +27,20 @@ class KGT(Sync):
     Reference: Liu et al., Decentralized Gradient Tracking with Local Steps, Optimization Methods and Software 2024.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="k-gt", help="gradient tracking with local steps; exact on unequal data", cites=("liu2024decentralized",)
+    )
+
     uses_gradient: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("correction", "directions", "taken")
+    vectors: ClassVar[int] = 2
     HEALTH: ClassVar[tuple[str, ...]] = ("correction_mean", "spectral_gap")
 
-    topology: Topology = option(Ring(), help="who talks to whom")
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
-
-    def start(self) -> None:
-        assert self.context.flat is not None
-        agree(self.context, self.topology, "K-GT")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
-        self.elements = len(self.context.flat)
-        self.both = self.context.flat.widen(self.elements)  # [x | z]
+    def init_state(self) -> None:
+        self.start_gossip(self.agreed_graph(), weighted=False)
+        self.elements = len(self.flat)
+        self.both = self.flat.widen(self.elements)  # [x | z]
         self.correction = torch.zeros_like(self.directions)
         self.taken = 0  # local steps since the last round: not every period is regular
 
@@ -60,7 +55,7 @@ class KGT(Sync):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
-        weigh_gradient(self.context, self.weights, g)
+        self.weigh(g)
         self.directions.add_(g.add_(self.correction))
         self.taken += 1
 
@@ -77,13 +72,3 @@ class KGT(Sync):
     def correction_mean(self) -> float:
         """||mean(c)||: rounding, and nothing else."""
         return float(self.context.comm.mean(self.correction.clone()).norm())
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, 2 * elements, itemsize, rank, size, round, self.wire) if due else (0, 0)

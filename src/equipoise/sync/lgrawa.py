@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from ..core.method import Metadata
 from .pull import GradientWeighted
 
 
@@ -20,6 +22,12 @@ class LGRAWA(GradientWeighted):
     with BatchNorm statistics recomputed (`--buffers recompute`).
     Reference: Dimlioglu and Choromanska, GRAWA, AISTATS 2024. There period 32, pull 0.5, prox 0.01.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="lgrawa",
+        help="pull to a centre weighted by inverse gradient norms, one weight per layer",
+        cites=("dimlioglu2024grawa",),
+    )
 
     def levels(self, norms: torch.Tensor) -> torch.Tensor:
         return norms

@@ -9,7 +9,8 @@ import torch
 
 from ..comm.ledger import broadcast_cost, gather_cost
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from .base import Sync
 from .pull import approach
 
@@ -32,6 +33,10 @@ class LSGD(Sync):
     NeurIPS 2019.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="lsgd", help="pull to the worker with the least training loss", cites=("teng2019leader",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("middle", "near", "losses", "leader", "pace", "since")
     HEALTH: ClassVar[tuple[str, ...]] = ("leader",)
 
@@ -47,10 +52,7 @@ class LSGD(Sync):
     local_pull: float = option(0.1, help="as pull, to the leader of the group", least=0, most=1)
     local_prox: float = option(0.0, help="as prox, to the leader of the group", least=0, most=1)
 
-    def check(self) -> None:
-        self.leader = 0  # until there is one
-
-    def start(self) -> None:
+    def init_state(self) -> None:
         if self.groups > self.context.size:
             raise UserError(
                 f"{self.groups} groups for {self.context.size} workers: use at most as many groups as workers"
@@ -58,15 +60,16 @@ class LSGD(Sync):
         self.middle: torch.Tensor | None = None
         self.near: torch.Tensor | None = None
         self.losses: list[float] = []
+        self.leader = 0  # until there is one
         self.pace = self.since = 0  # this worker's steps in the last round and in this one
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.middle is None:
-            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+            self.middle = x.clone()  # not in `init_state`: a model may be loaded between that and the first step
             self.near = x.clone() if self.groups > 1 else None
         self.since += 1
-        if not math.isnan(self.context.loss):
-            self.losses = [*self.losses, self.context.loss][-self.window :]
+        if not math.isnan(self.context.clock.loss):
+            self.losses = [*self.losses, self.context.clock.loss][-self.window :]
         if self.near is not None:
             approach(x, self.near, self.local_prox, self.pace)
         approach(x, self.middle, self.prox, self.pace)
@@ -81,7 +84,7 @@ class LSGD(Sync):
         self.pace, self.since = self.since, 0
         self.leader = min(losses, key=lambda rank: (losses[rank], rank))
         if losses[self.leader] == math.inf:
-            if clock.batch and math.isnan(self.context.loss):
+            if clock.batch and math.isnan(self.context.clock.loss):
                 raise UserError(
                     "LSGD follows the least training loss: set `together.loss = loss.item()` before optimizer.step()"
                 )
@@ -114,13 +117,14 @@ class LSGD(Sync):
     def centre(self) -> torch.Tensor | None:
         return self.middle
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         """Whoever leads sends its model: before the first round that is taken to be the first worker."""
         if not due:
             return 0, 0
+        leader = self.leader if self.is_bound else 0
         if self._local(round):
             group = self._group(rank, size)
-            peers, leads = len(group) - 1, rank == (self.leader if self.leader in group else group[0])
-            return peers * (1 + leads), peers * (8 + leads * elements * itemsize)
-        (m1, b1), (m2, b2) = gather_cost(1, 8, size), broadcast_cost(elements, itemsize, rank, self.leader, size)
+            peers, leads = len(group) - 1, rank == (leader if leader in group else group[0])
+            return peers * (1 + leads), peers * (8 + leads * model.elements * model.itemsize)
+        (m1, b1), (m2, b2) = gather_cost(1, 8, size), broadcast_cost(model.elements, model.itemsize, rank, leader, size)
         return m1 + m2, b1 + b2

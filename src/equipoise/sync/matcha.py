@@ -8,13 +8,15 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, Wires, agree, require_static, weighted
-from .shares import BY, HELP, shares_of
+from .base import Needs
+from .gossip import Gossip
+from .mixing import WIRES, RoundLinks, require_static, weighted
+from .shares import shares_of
 
 _PATIENCE = 100  # steps of the ascent without a gain
 
@@ -22,7 +24,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass
-class MATCHA(Sync):
+class MATCHA(Gossip):
     """D-PSGD over a random part of the links in each round: the graph is split into matchings, each drawn or not.
 
         x_i <- sum_j W_ij (x_j - a g_j(x_j)),   W = I - alpha sum_m b_m L_m,   b_m = 1 with probability p_m, else 0
@@ -39,13 +41,15 @@ class MATCHA(Sync):
     (arXiv 1905.09435).
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="matcha", help="gossip over randomly drawn matchings, within a budget", cites=("wang2019matcha",)
+    )
+
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap", "matchings_per_round")
 
     topology: Topology = option(Ring(), help="the graph that is split; undirected, the same in every round")
     budget: float = option(0.5, help="average part of the matchings that a round uses", above=0, most=1)
     seed: int = option(0, help="of the draws; the same on all workers", least=0)
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
     def check(self) -> None:
         if self.topology.lazy or self.topology.slack != 1.0:
@@ -53,25 +57,28 @@ class MATCHA(Sync):
                 "MATCHA makes its own weights: leave lazy and slack out of the topology, or lower the budget"
             )
 
-    def start(self) -> None:
-        graph = agree(self.context, self.topology, "MATCHA", static=True)
+    def needs(self) -> Needs:
+        return Needs(static_graph=True)
+
+    def init_state(self) -> None:
+        graph = self.agreed_graph()
         offers = self.context.comm.gather_objects(
             (self.budget, self.seed, self.planned(self.context.size, shares_of(self.context, self.weights)))
         )
         if any(offer[:2] != offers[0][:2] for offer in offers):
             raise UserError("MATCHA: workers would draw different links: give all of them the same budget and seed")
-        self.plan: Plan = offers[0][2]  # unlike machines find unlike eigenvectors: one plan serves all
-        self.mixing = Mixing(self.context, graph, WIRES[self.wire], plan=self.wires, weights=self.weights)
+        self.plan: MatchingPlan = offers[0][2]  # unlike machines find unlike eigenvectors: one plan serves all
+        self.start_gossip(graph, weighted=True, links=self.links_of)
 
-    def planned(self, size: int, shares: list[float] | None = None) -> Plan:
+    def planned(self, size: int, shares: list[float] | None = None) -> MatchingPlan:
         graph = self.topology.on(size)
         return make_plan(Key(graph.identity, graph), self.budget, tuple(shares or ()))
 
-    def wires(self, round: int) -> Wires:
+    def links_of(self, round: int) -> RoundLinks:
         peers = drawn(self.plan, self.seed, round, self.context.size)[self.context.rank]
         alpha = self.plan.alpha
-        wires = Wires(1.0 - alpha * len(peers), [(peer, alpha) for peer in peers], list(peers))
-        return weighted(wires, self.context.rank, self.mixing.shares)
+        links = RoundLinks(1.0 - alpha * len(peers), [(peer, alpha) for peer in peers], list(peers))
+        return weighted(links, self.context.rank, self.mixing.shares)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
@@ -87,16 +94,13 @@ class MATCHA(Sync):
     def matchings_per_round(self) -> float:
         return sum(self.plan.probabilities)
 
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         messages = len(drawn(self.planned(size), self.seed, round, size)[rank]) if due else 0
         narrow = WIRES[self.wire]
-        return messages, messages * elements * (itemsize if narrow is None else narrow.itemsize)
+        return messages, messages * model.elements * (model.itemsize if narrow is None else narrow.itemsize)
 
 
-class Plan(NamedTuple):
+class MatchingPlan(NamedTuple):
     matchings: tuple[Pairs, ...]
     probabilities: tuple[float, ...]
     alpha: float
@@ -104,7 +108,7 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def drawn(plan: Plan, seed: int, round: int, size: int) -> tuple[tuple[int, ...], ...]:
+def drawn(plan: MatchingPlan, seed: int, round: int, size: int) -> tuple[tuple[int, ...], ...]:
     """Everybody's peers in this round."""
     peers: list[list[int]] = [[] for _ in range(size)]
     lot = np.random.default_rng([seed, round]).random(len(plan.matchings))
@@ -116,7 +120,7 @@ def drawn(plan: Plan, seed: int, round: int, size: int) -> tuple[tuple[int, ...]
 
 
 @lru_cache(maxsize=16)
-def make_plan(key: Key, budget: float, shares: tuple[float, ...] = ()) -> Plan:
+def make_plan(key: Key, budget: float, shares: tuple[float, ...] = ()) -> MatchingPlan:
     """Matchings, probabilities and alpha for a bound topology. Shares change alpha only: who talks stays."""
     graph = key.topology
     require_static(graph, "MATCHA")
@@ -134,7 +138,7 @@ def make_plan(key: Key, budget: float, shares: tuple[float, ...] = ()) -> Plan:
                 less, more = sorted((pi[a], pi[b]))
                 laplacian[[a, b], [a, b]] = less / pi[[a, b]]
                 laplacian[[a, b], [b, a]] = -((less / more) ** 0.5)
-    return Plan(matchings, tuple(p.tolist()), *_least(p, laplacians, pi))
+    return MatchingPlan(matchings, tuple(p.tolist()), *_least(p, laplacians, pi))
 
 
 def split(edges: list[tuple[int, int]], size: int) -> tuple[Pairs, ...]:

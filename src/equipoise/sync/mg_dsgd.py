@@ -5,17 +5,19 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .accelerated import KINDS, Plan, gossip
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost
-from .shares import BY, HELP, weigh_gradient
+from .accelerated import KINDS, GossipPlan, gossip
+from .accumulation import accumulate
+from .base import Needs, StepPlan
+from .gossip import STATIC, Gossip
+from .mixing import gossip_cost
 
 
 @dataclass
-class MGDSGD(Sync):
+class MGDSGD(Gossip):
     """Multiple-gossip DSGD: gradients gathered at a frozen model, one step, then R rounds of accelerated gossip.
 
         s_i <- mean of g_i(x_i) over the steps of a period
@@ -30,58 +32,49 @@ class MGDSGD(Sync):
     Optimization, NeurIPS 2022.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="mg-dsgd", help="gathered gradients, then rounds of accelerated gossip", cites=("yuan2022revisiting",)
+    )
+
     uses_gradient: ClassVar[bool] = True
-    foresees: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("gathered", "gathered_steps")
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap", "contraction")
 
-    topology: Topology = option(Ring(), help="who talks to whom; the same symmetric graph in every round")
+    topology: Topology = option(Ring(), help=STATIC)
     rounds: int | None = option(
         None, help="R, rounds after each phase; by default 1/2 ln(n) / sqrt(1 - lambda)", least=1
     )
     gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        graph = agree(self.context, self.topology, "MG-DSGD", static=True)
-        self.plan = Plan.make(graph, self.gossip, self.rounds, "MG-DSGD")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire])
-        self.gathered = torch.zeros_like(self.context.flat.x)
+    def needs(self) -> Needs:
+        return Needs(due_before_step=True, static_graph=True)
+
+    def init_state(self) -> None:
+        graph = self.agreed_graph()
+        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, "MG-DSGD")
+        self.start_gossip(graph, weighted=False)
+        self.gathered = torch.zeros_like(self.flat.x)
         self.gathered_steps = 0
         self.spare = torch.empty_like(self.gathered)
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None
-        weigh_gradient(self.context, self.weights, g)
-        clock = self.context.clock
-        self.gathered.add_(g)
-        self.gathered_steps += 1
-        clock.hold = not clock.due
-        if clock.due:
-            torch.div(self.gathered, self.gathered_steps, out=g)
-            self.gathered.zero_()
-            self.gathered_steps = 0
+        self.weigh(g)
+        due = self.context.clock.due
+        self.gathered_steps = accumulate(self.gathered, self.gathered_steps, g, due=due)
+        return StepPlan(optimize=due)
 
     def after_step(self, x: torch.Tensor) -> None:
         gossip(self.mixing, self.plan, x, self.spare)
 
     @property
-    def spectral_gap(self) -> float:
-        return self.mixing.topology.spectral_gap()
-
-    @property
     def contraction(self) -> float:
         return self.plan.contraction
 
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:
             return 0, 0
-        rounds = Plan.make(self.topology.on(size), self.gossip, self.rounds, "MG-DSGD").rounds
-        messages, bytes = gossip_cost(self.topology, elements, itemsize, rank, size, round, self.wire)
+        rounds = GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, "MG-DSGD").rounds
+        messages, bytes = gossip_cost(self.topology, model.elements, model.itemsize, rank, size, round, self.wire)
         return rounds * messages, rounds * bytes

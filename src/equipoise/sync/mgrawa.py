@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .pull import GradientWeighted
 
 
@@ -27,6 +28,12 @@ class MGRAWA(GradientWeighted):
     Reference: Dimlioglu and Choromanska, GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep
     Learning Models, AISTATS 2024.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="mgrawa",
+        help="pull to a centre weighted by inverse gradient norms, one weight per worker",
+        cites=("dimlioglu2024grawa",),
+    )
 
     norm: str = option(
         "layers", help="the sum of the layers' norms, or the norm of the whole gradient", choices=("layers", "l2")

@@ -25,7 +25,7 @@ _BLOCK = 1 << 16  # elements mixed at once
 WIRES = {"": None, "bfloat16": torch.bfloat16}  # what the option `wire` of a method means
 
 
-class Wires(NamedTuple):
+class RoundLinks(NamedTuple):
     """What one worker does in one round."""
 
     keeps: float  # the weight of its own vector
@@ -34,11 +34,11 @@ class Wires(NamedTuple):
 
 
 class Mixing:
-    """The wires of one worker.
+    """The links of one worker.
 
     wire: the dtype on the wire (None: that of the vector). A narrower one costs precision but not the mean: every
         worker then computes x_i + sum_j W_ij (q(x_j) - q(x_i)), which moves as much into a worker as out of another.
-    plan: the wires of each round, where they are not those of the topology.
+    links: those of each round, where they are not those of the topology.
     weights: "size" conserves the mean weighted by the workers' shares, instead of the plain one (`weighted`).
     """
 
@@ -47,23 +47,22 @@ class Mixing:
         context: Context,
         topology: Topology,
         wire: torch.dtype | None = None,
-        plan: Callable[[int], Wires] | None = None,
+        links: Callable[[int], RoundLinks] | None = None,
         weights: str = "uniform",
     ):
         self.context = context
         self.topology = topology.on(context.size)
         self.wire = wire
-        self._plan = plan or self._of_topology
+        self._links_of = links or self._of_topology
         self.weights = self._possible(weights)  # "size" or "uniform"
-        context.mean_by_share = self.weights == "size"
         self._shares = self.shares
-        self._known: dict[int, Wires] = {}
+        self._known: dict[int, RoundLinks] = {}
         self._inbox: list[torch.Tensor] = []
         self._outbox: torch.Tensor | None = None
         self._pending: Pending | None = None
-        self._wires = Wires(1.0, [], [])
+        self._links = RoundLinks(1.0, [], [])
         self._sent = torch.empty(0)
-        self._bill = (0, 0)
+        self._deferred_cost = (0, 0)
 
     @property
     def under_way(self) -> bool:
@@ -81,17 +80,17 @@ class Mixing:
         """
         assert self._pending is None, "a round is under way"
         comm, ledger = self.context.comm, self.context.comm.ledger
-        self._wires = wires = self._plan(self.context.clock.rounds if round is None else round)
+        self._links = links = self._links_of(self.context.clock.rounds if round is None else round)
         self._sent = sent = self._copied(message) if copy or self.wire is not None else message
         if self._inbox and (self._inbox[0].shape != sent.shape or self._inbox[0].dtype != sent.dtype):
             self._inbox = []
-        while len(self._inbox) < len(wires.sources):
+        while len(self._inbox) < len(links.sources):
             self._inbox.append(torch.empty_like(sent))
-        incoming = {peer: into for (peer, _), into in zip(wires.sources, self._inbox, strict=False)}
+        incoming = {peer: into for (peer, _), into in zip(links.sources, self._inbox, strict=False)}
         before = ledger.messages, ledger.bytes
-        self._pending = comm.exchange(dict.fromkeys(wires.targets, sent), incoming)
+        self._pending = comm.exchange(dict.fromkeys(links.targets, sent), incoming)
         # A round is counted when it ends: one that a checkpoint cuts off is sent again and must count once.
-        self._bill = ledger.messages - before[0], ledger.bytes - before[1]
+        self._deferred_cost = ledger.messages - before[0], ledger.bytes - before[1]
         ledger.messages, ledger.bytes = before
 
     @torch.no_grad()
@@ -100,8 +99,8 @@ class Mixing:
         assert self._pending is not None, "no round is under way"
         messages = self._pending.arrive()
         self.context.clock.rounds += 1
-        self.context.comm.ledger.record(*self._bill)
-        keeps, sources, _ = self._wires
+        self.context.comm.ledger.record(*self._deferred_cost)
+        keeps, sources, _ = self._links
         narrow = self.wire is not None and self.wire != own.dtype
         own_weight = scale * (1.0 if narrow else keeps)
         terms = [(messages[peer], scale * weight) for peer, weight in sources]
@@ -153,7 +152,7 @@ class Mixing:
             return "uniform"
         return weights
 
-    def _of_topology(self, round: int) -> Wires:
+    def _of_topology(self, round: int) -> RoundLinks:
         topology, rank = self.topology, self.context.rank
         first = round % topology.cycle if topology.cycle else round
         if self._shares != self.shares:  # blocks may be dealt out anew between epochs
@@ -162,24 +161,24 @@ class Mixing:
         if first in self._known:
             return self._known[first]
         targets = [peer for peer, _ in topology.targets(first, rank)]
-        found = Wires(topology.keeps(first, rank), topology.neighbours(first, rank), targets)
+        found = RoundLinks(topology.keeps(first, rank), topology.neighbours(first, rank), targets)
         found = weighted(found, rank, self._shares)
         if topology.cycle:
             self._known[first] = found
         return found
 
 
-def weighted(wires: Wires, rank: int, shares: list[float]) -> Wires:
-    """The wires whose stationary distribution is pi = `shares`, from those of a symmetric W, after Metropolis and Hastings.
+def weighted(links: RoundLinks, rank: int, shares: list[float]) -> RoundLinks:
+    """The links whose stationary distribution is pi = `shares`, from those of a symmetric W, after Metropolis and Hastings.
 
         W_ij <- W_ij min(1, pi_j / pi_i),   W_ii the rest
 
     Since pi_i W_ij = pi_j W_ji, pi W = pi: a round conserves sum_i pi_i x_i. No more and no other messages.
     """
     if not shares:
-        return wires
-    sources = [(peer, weight * min(1.0, shares[peer] / shares[rank])) for peer, weight in wires.sources]
-    return Wires(1.0 - sum(weight for _, weight in sources), sources, wires.targets)
+        return links
+    sources = [(peer, weight * min(1.0, shares[peer] / shares[rank])) for peer, weight in links.sources]
+    return RoundLinks(1.0 - sum(weight for _, weight in sources), sources, links.targets)
 
 
 def gossip_cost(

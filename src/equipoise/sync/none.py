@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from ..core.method import Metadata
+from ..core.vector import ModelSize
 from .base import Sync
 
 
@@ -11,7 +14,9 @@ from .base import Sync
 class NoSync(Sync):
     """No communication: every worker trains alone. What a single worker uses, whatever was chosen."""
 
-    def start(self) -> None: ...
+    metadata: ClassVar[Metadata] = Metadata(name="none", help="no communication: workers train alone")
+
+    def init_state(self) -> None: ...
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
@@ -20,5 +25,5 @@ class NoSync(Sync):
     def centre(self) -> torch.Tensor | None:
         return None
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return 0, 0

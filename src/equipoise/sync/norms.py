@@ -31,7 +31,7 @@ class Norms:
     """
 
     def __init__(self, context: Context, source: str, smoothing: float, examples: int | None, debias: bool):
-        if source == "fresh" and context.probe is None:
+        if source == "fresh" and context.fresh_gradients is None:
             raise UserError("source='fresh' needs the data, which only eq.train has: use source='train' with eq.attach")
         assert context.flat is not None
         self.context, self.flat, self.source = context, context.flat, source
@@ -44,7 +44,7 @@ class Norms:
         self.last: torch.Tensor | None = None  # a gradient that waits for its round
 
     def step(self, left: int) -> None:
-        """Look at the training gradient that lies in the model, `left` steps before a round as far as one can tell.
+        """Measure the training gradient in the model, `left` steps before a round as far as one can tell.
 
         A gradient without examples says nothing.
         """
@@ -87,9 +87,9 @@ class Norms:
     def _measure(self) -> tuple[torch.Tensor, ...]:
         """Norms of a fresh gradient, or their squares and what noise adds to them."""
         context = self.context
-        assert context.probe is not None
-        examples = self.examples or int(context.reference)
-        parts = list(context.probe.gradients(context.clock.rounds, examples, _PARTS if self.debias else 1))
+        assert context.fresh_gradients is not None
+        examples = self.examples or int(context.clock.largest_batch)
+        parts = list(context.fresh_gradients.gradients(context.clock.rounds, examples, _PARTS if self.debias else 1))
         if not self.debias:
             return (norms_of(parts[0]),)
         mean = torch._foreach_add(parts[0], parts[1])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..comm.base import Pending
-from ..comm.fused_reduction import bits, numbers_of, pieces, sum_rows
+from ..comm.fused_reduction import chunks, pack_floats, sum_rows, unpack_floats
 from ..core.context import Context
 
 
@@ -23,7 +23,7 @@ class Overlap:
         self._message: torch.Tensor | None = None  # what this worker sent: all pieces, each with the weight behind it
         self._pending: Pending | None = None
         self._turned = False
-        self._bill = (0, 0)
+        self._deferred_cost = (0, 0)
 
     @property
     def under_way(self) -> bool:
@@ -33,13 +33,19 @@ class Overlap:
     def begin(self, vector: torch.Tensor, weight: float) -> None:
         """Send `weight` times a vector, which may change from now on."""
         assert not self.under_way, "a mean is under way"
-        tail = bits([weight], vector.dtype).to(vector.device)
-        parts = [vector[a:b] * weight for a, b in pieces(len(vector), self.context.size)]
+        tail = pack_floats([weight], vector.dtype).to(vector.device)
+        parts = [vector[a:b] * weight for a, b in chunks(len(vector), self.context.size)]
         self._send(torch.cat([x for part in parts for x in (part, tail)]), len(vector), len(tail))
 
     def _send(self, message: torch.Tensor, elements: int, tail: int) -> None:
         comm = self.context.comm
-        self._message, self._elements, self._tail, self._turned, self._bill = message, elements, tail, False, (0, 0)
+        self._message, self._elements, self._tail, self._turned, self._deferred_cost = (
+            message,
+            elements,
+            tail,
+            False,
+            (0, 0),
+        )
         rows = message.split([b - a + tail for a, b in self._bounds()])
         self._rows = [rows[p] if p == comm.rank else torch.empty_like(rows[comm.rank]) for p in range(comm.size)]
         self._exchange({p: row for p, row in enumerate(rows) if p != comm.rank}, self._rows)
@@ -51,7 +57,7 @@ class Overlap:
             return
         comm, (a, b) = self.context.comm, self._bounds()[self.context.rank]
         self._wait()
-        self._weights = [numbers_of(row[b - a :])[0] for row in self._rows]
+        self._weights = [unpack_floats(row[b - a :])[0] for row in self._rows]
         mine = sum_rows([row[: b - a] for row in self._rows], torch.empty_like(self._rows[0][: b - a]))
         # Nobody's piece is empty on the wire.
         mine = torch.cat((mine, mine.new_zeros(1)))
@@ -65,7 +71,7 @@ class Overlap:
         """The sum of the weighted vectors, and everybody's weight."""
         self.turn()
         self._wait()
-        self.context.comm.ledger.record(*self._bill)
+        self.context.comm.ledger.record(*self._deferred_cost)
         self._message = None
         return torch.cat([row[:-1] for row in self._sums]), self._weights
 
@@ -87,13 +93,16 @@ class Overlap:
             self._send(state["message"].clone(), state["elements"], state["tail"])
 
     def _bounds(self) -> list[tuple[int, int]]:
-        return pieces(self._elements, self.context.size)
+        return chunks(self._elements, self.context.size)
 
     def _exchange(self, outgoing: dict[int, torch.Tensor], rows: list[torch.Tensor]) -> None:
         comm, ledger = self.context.comm, self.context.comm.ledger
         before = ledger.messages, ledger.bytes
         self._pending = comm.exchange(outgoing, {p: row for p, row in enumerate(rows) if p != comm.rank})
-        self._bill = self._bill[0] + ledger.messages - before[0], self._bill[1] + ledger.bytes - before[1]
+        self._deferred_cost = (
+            self._deferred_cost[0] + ledger.messages - before[0],
+            self._deferred_cost[1] + ledger.bytes - before[1],
+        )
         ledger.messages, ledger.bytes = before
 
     def _wait(self) -> None:

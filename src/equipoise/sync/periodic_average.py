@@ -5,7 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..comm.piggyback import Piggyback
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from .averaging import STATES, WEIGHTS, Averaging, averaging_cost
 from .base import Sync
 
@@ -23,6 +25,10 @@ class PeriodicAverage(Sync):
     Reference: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="periodic-average", help="parameters averaged every H steps (Local SGD)", cites=("stich2019local",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("since",)
 
     weights: str = option(
@@ -32,7 +38,7 @@ class PeriodicAverage(Sync):
         "local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES
     )
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.averaging = Averaging(self.context, self.weights, self.state)
 
     @property
@@ -43,6 +49,15 @@ class PeriodicAverage(Sync):
     def since(self, value: int) -> None:
         self.averaging.since = value
 
+    def averages(self) -> str:
+        return "parameters"
+
+    def carry(self, piggyback: Piggyback | None) -> None:
+        self.averaging.piggyback = piggyback
+
+    def mean_shares(self) -> list[float]:
+        return self.averaging.mean_shares()
+
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
     def after_step(self, x: torch.Tensor) -> None:
@@ -51,6 +66,6 @@ class PeriodicAverage(Sync):
     def centre(self) -> torch.Tensor | None:
         return None
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        bound = getattr(self, "averaging", None)
-        return averaging_cost(bound, self.weights, elements, itemsize, rank, size) if due else (0, 0)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        bound = self.averaging if self.is_bound else None
+        return averaging_cost(bound, self.weights, model.elements, model.itemsize, rank, size) if due else (0, 0)

@@ -20,7 +20,7 @@ from ..comm.ledger import mean_cost
 from ..core.context import Context
 from ..core.errors import UserError
 from ..core.method import option
-from ..core.vector import Flat
+from ..core.vector import ModelSize
 from .base import Sync
 from .norms import SOURCES, Norms
 from .shares import BY, HELP, mean_of, scale_of, shares_of
@@ -58,28 +58,25 @@ class GradientWeighted(Sync):
             raise UserError("debias measures a batch in parts: pass source='fresh' with it")
         if self.examples is not None and self.source != "fresh":
             raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
-        self.levelled = 1  # weights of a worker, until a model says how many layers it has
 
     @abstractmethod
     def levels(self, norms: torch.Tensor) -> torch.Tensor:
         """The norms that get a weight each, from those of the layers: one for the model, or one for each layer."""
 
-    def fit(self, flat: Flat) -> None:
-        """To a model with these layers: how many weights travel with it."""
-        self.levelled = len(self.levels(torch.zeros(len(flat.slices))))
+    def weight_count(self, layers: int) -> int:
+        """How many weights travel with a model of so many layers."""
+        return len(self.levels(torch.zeros(layers)))
 
-    def start(self) -> None:
-        assert self.context.flat is not None
+    def init_state(self) -> None:
         self.norms = Norms(self.context, self.source, self.smoothing, self.examples, self.debias)
-        self.fit(self.context.flat)
-        self.context.mean_by_share = self.weights == "size"
+        self.levelled = self.weight_count(len(self.flat.slices))
         self.middle: torch.Tensor | None = None
         self.pace = self.since = 0  # this worker's steps in the last round and in this one
         self.own = torch.zeros(self.levelled, dtype=torch.float64)  # its share of the last centre
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.middle is None:
-            self.middle = x.clone()  # not in `start`: a model may be loaded between that and the first step
+            self.middle = x.clone()  # not in `init_state`: a model may be loaded between that and the first step
         self.since += 1
         self.norms.step(self.pace - self.since)  # a round as long as the one before
         approach(x, self.middle, self.prox, self.pace)
@@ -135,8 +132,7 @@ class GradientWeighted(Sync):
 
     def _layers(self) -> list[tuple[int, int]]:
         """Start and stop of what shares a weight: the whole vector, or a layer."""
-        assert self.context.flat is not None
-        slices = self.context.flat.slices
+        slices = self.flat.slices
         return [(0, slices[-1].stop)] if self.levelled == 1 else [(s.start, s.stop) for s in slices]
 
     @property
@@ -158,11 +154,18 @@ class GradientWeighted(Sync):
     def measured(self, state: dict[str, Any]) -> None:
         self.norms.load_state_dict(state)
 
+    def mean_shares(self) -> list[float]:
+        return shares_of(self.context, self.weights)
+
     def centre(self) -> torch.Tensor | None:
         return self.middle
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(elements + self.levelled, max(itemsize, 4), rank, size) if due else (0, 0)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return (
+            mean_cost(model.elements + self.weight_count(model.layers), max(model.itemsize, 4), rank, size)
+            if due
+            else (0, 0)
+        )
 
 
 def _within(layers: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -5,16 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
-from ..topology.base import Topology
-from ..topology.ring import Ring
-from .base import Sync
-from .mixing import WIRES, Mixing, agree, gossip_cost, mixing_gap
-from .shares import BY, HELP
+from ..core.method import Metadata, option
+from .gossip import Gossip
 
 
 @dataclass
-class QGDSGDm(Sync):
+class QGDSGDm(Gossip):
     """Quasi-global momentum: the momentum follows how the mixed model moved, not the worker's own gradients.
 
         d_i  = g_i + beta m_i               or, nesterov,  g_i + beta (g_i + beta m_i)
@@ -33,23 +29,21 @@ class QGDSGDm(Sync):
     ICML 2021.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="qg-dsgdm", help="gossip with a momentum that follows the mixed model", cites=("lin2021quasi",)
+    )
+
     uses_gradient: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("momentum", "anchor", "travelled")
-    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
 
-    topology: Topology = option(Ring(), help="who talks to whom")
     beta: float = option(0.9, help="how much of the momentum joins each gradient", least=0, below=1)
     mu: float = option(0.9, help="how slowly the momentum follows the model", least=0, below=1)
     nesterov: bool = option(False, help="look ahead along the momentum (QG-DSGDm-N)")
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        agree(self.context, self.topology, "QG-DSGDm")
-        self.mixing = Mixing(self.context, self.topology, WIRES[self.wire], weights=self.weights)
-        self.momentum = torch.zeros_like(self.context.flat.x)
-        self.anchor = torch.zeros_like(self.context.flat.x)
+    def init_state(self) -> None:
+        self.start_gossip(self.agreed_graph(), weighted=True)
+        self.momentum = torch.zeros_like(self.flat.x)
+        self.anchor = torch.zeros_like(self.flat.x)
         self.travelled = 0.0  # the learning rates since the last round, summed
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
@@ -67,13 +61,3 @@ class QGDSGDm(Sync):
         if self.travelled > 0.0:  # with a learning rate of 0 the difference is mixing alone, and no direction
             self.momentum.mul_(self.mu).add_(self.anchor.sub_(x), alpha=(1.0 - self.mu) / self.travelled)
         self.travelled = 0.0
-
-    @property
-    def spectral_gap(self) -> float:
-        return mixing_gap(self.mixing.topology, self.mixing.shares)
-
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, elements, itemsize, rank, size, round, self.wire) if due else (0, 0)

@@ -6,18 +6,19 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from ..topology.tree import shallowest_tree
-from .base import Sync
-from .mixing import agree, require_static
-from .shares import BY, HELP, weigh_gradient
+from .base import Needs
+from .gossip import OnGraph
+from .mixing import require_static
 
 
 @dataclass
-class RelaySGD(Sync):
+class RelaySGD(OnGraph):
     """Models are relayed along a tree: every worker averages everybody's, older the farther they come from.
 
         x_i <- x_i - a g_i(x_i)
@@ -37,14 +38,20 @@ class RelaySGD(Sync):
     Reference: Vogels et al., RelaySum for Decentralized Deep Learning on Heterogeneous Data, NeurIPS 2021.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="relay", help="models relayed along a spanning tree; exact on unequal data", cites=("vogels2021relaysum",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("inbox",)
     HEALTH: ClassVar[tuple[str, ...]] = ("delay",)
 
     topology: Topology = option(Ring(), help="whose spanning tree is used; the same undirected graph in every round")
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        graph = agree(self.context, self.topology, "RelaySGD", static=True)
+    def needs(self) -> Needs:
+        return Needs(static_graph=True)
+
+    def init_state(self) -> None:
+        graph = self.agreed_graph()
         tree = spanning_tree(Key(graph.identity, graph))
         self.peers = list(tree.links[self.context.rank])
         self.behind = list(tree.links[self.context.rank].values())
@@ -52,9 +59,9 @@ class RelaySGD(Sync):
         self.inbox: torch.Tensor | None = None  # a row a neighbour
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
-        if self.inbox is None:  # not in `start`: a model may be loaded between that and the first step
+        if self.inbox is None:  # not in `init_state`: a model may be loaded between that and the first step
             self.inbox = torch.outer(x.new_tensor(self.behind), x)
-        weigh_gradient(self.context, self.weights, g)
+        self.weigh(g)
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.inbox is not None
@@ -64,13 +71,10 @@ class RelaySGD(Sync):
         self.context.clock.rounds += 1
         x.add_(self.inbox.sum(0)).div_(self.context.size)
 
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         graph = self.topology.on(size)
         messages = len(spanning_tree(Key(graph.identity, graph)).links[rank]) if due else 0
-        return messages, messages * elements * itemsize
+        return messages, messages * model.elements * model.itemsize
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,18 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.one_peer import OnePeer
-from .base import Sync
-from .mixing import Mixing, agree, gossip_cost
-from .shares import BY, HELP, scale_of
+from .base import Needs
+from .gossip import OnGraph
+from .mixing import Mixing, gossip_cost
+from .shares import scale_of
 
 
 @dataclass
-class SGP(Sync):
+class SGP(OnGraph):
     """Stochastic gradient push: models go along one-way links, and a weight that travels with them undoes the bias.
 
         y_i <- sum_j P_ij (y_j - a g_j(x_j));   w_i <- sum_j P_ij w_j;   x_i = y_i / w_i
@@ -28,20 +30,24 @@ class SGP(Sync):
     Reference: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="sgp", help="gossip along one-way links, de-biased by push-sum weights", cites=("assran2019stochastic",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("weight", "offset")
     HEALTH: ClassVar[tuple[str, ...]] = ("least_weight",)
 
     topology: Topology = option(OnePeer(), help="who sends to whom; may be directed")
-    weights: str = option("size", help=HELP, choices=BY)
 
-    def start(self) -> None:
-        assert self.context.flat is not None
-        agree(self.context, self.topology, "SGP", push_sum=True)
-        self.mixing = Mixing(self.context, self.topology)
-        self.both = self.context.flat.widen(1)  # [y | w] during a round
+    def needs(self) -> Needs:
+        return Needs(push_sum=True)
+
+    def init_state(self) -> None:
+        self.mixing = Mixing(self.context, self.agreed_graph())
+        self.both = self.flat.widen(1)  # [y | w] during a round
         self.scale = scale_of(self.context, self.weights)  # for good: what is in y was pushed with it
         self.weight = self.scale  # so that x = y / w at the common start
-        self.offset = torch.zeros_like(self.context.flat.x)  # y - scale x
+        self.offset = torch.zeros_like(self.flat.x)  # y - scale x
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
@@ -61,8 +67,5 @@ class SGP(Sync):
         """The smallest w of any worker: near zero, the division amplifies rounding."""
         return float(self.context.comm.gather(torch.tensor([self.weight], dtype=torch.float64)).min())
 
-    def centre(self) -> torch.Tensor | None:
-        return None
-
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, elements + 1, itemsize, rank, size, round) if due else (0, 0)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return gossip_cost(self.topology, model.elements + 1, model.itemsize, rank, size, round) if due else (0, 0)

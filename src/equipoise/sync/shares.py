@@ -18,15 +18,15 @@ HELP = "workers count by their share of the examples, or all alike"
 
 def shares_of(context: Context, weights: str = "size") -> list[float]:
     """pi, by rank; empty where all count alike. Blocks that differ by one example, the rounding, count as equal."""
-    if weights == "uniform" or not context.shares:
+    if weights == "uniform" or not context.worker.shares:
         return []
-    least, most = min(context.shares), max(context.shares)
-    if most - least <= (1.0 / context.whole if context.whole else 0.0) + 1e-9:
+    least, most = min(context.worker.shares), max(context.worker.shares)
+    if most - least <= (1.0 / context.worker.total_examples if context.worker.total_examples else 0.0) + 1e-9:
         return []
     if least <= 0.0:
-        rank = context.shares.index(least)
+        rank = context.worker.shares.index(least)
         raise UserError(f"worker {rank} has a share of {least:g}: leave it out, or pass weights='uniform'")
-    return context.shares
+    return list(context.worker.shares)
 
 
 def scale_of(context: Context, weights: str = "size") -> float:

@@ -5,7 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import option
+from ..comm.piggyback import Piggyback
+from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from .averaging import STATES, WEIGHTS, Averaging, averaging_cost
 from .base import Sync
 
@@ -23,6 +25,10 @@ class SlowMo(Sync):
     Momentum, ICLR 2020.
     """
 
+    metadata: ClassVar[Metadata] = Metadata(
+        name="slowmo", help="Local SGD with a slow momentum over rounds", cites=("wang2020slowmo",)
+    )
+
     STATE: ClassVar[tuple[str, ...]] = ("anchor", "momentum", "since")
 
     beta: float = option(0.7, help="slow momentum", least=0, below=1)
@@ -34,11 +40,10 @@ class SlowMo(Sync):
         "local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES
     )
 
-    def start(self) -> None:
-        assert self.context.flat is not None
+    def init_state(self) -> None:
         self.averaging = Averaging(self.context, self.weights, self.state)
         self.anchor: torch.Tensor | None = None  # z
-        self.momentum = torch.zeros_like(self.context.flat.x)
+        self.momentum = torch.zeros_like(self.flat.x)
 
     @property
     def since(self) -> int:
@@ -47,6 +52,15 @@ class SlowMo(Sync):
     @since.setter
     def since(self, value: int) -> None:
         self.averaging.since = value
+
+    def averages(self) -> str:
+        return "parameters"
+
+    def carry(self, piggyback: Piggyback | None) -> None:
+        self.averaging.piggyback = piggyback
+
+    def mean_shares(self) -> list[float]:
+        return self.averaging.mean_shares()
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.anchor is None:
@@ -64,6 +78,6 @@ class SlowMo(Sync):
     def centre(self) -> torch.Tensor | None:
         return self.anchor
 
-    def cost(self, elements: int, itemsize: int, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        bound = getattr(self, "averaging", None)
-        return averaging_cost(bound, self.weights, elements, itemsize, rank, size) if due else (0, 0)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        bound = self.averaging if self.is_bound else None
+        return averaging_cost(bound, self.weights, model.elements, model.itemsize, rank, size) if due else (0, 0)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.method import Plain, option
+from ..core.method import Configurable, option
 from . import analysis
 
 Self = TypeVar("Self", bound="Topology")
 
 
 @dataclass(kw_only=True)
-class Topology(Plain):
+class Topology(Configurable):
     """A graph over workers with mixing weights, perhaps another one each round.
 
     Everything else is final and follows from the two methods that a topology fills: `edges` and
@@ -25,6 +25,8 @@ class Topology(Plain):
     which worker i mixes in the model of worker j; a worker keeps the part of its own model that it does not
     give away, so columns sum to 1.
     """
+
+    axis: ClassVar[str] = "topology"
 
     lazy: bool = option(False, help="mix with (I + W) / 2: no negative eigenvalues, at half the speed")
     slack: float = option(1.0, help="mix with slack W + (1 - slack) I: a worse graph, for experiments", above=0, most=1)

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import combinations
+from typing import ClassVar
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Topology
 
 Link = tuple[int, int, float]  # two workers that mix each other in, and the weight
@@ -27,6 +28,12 @@ class BaseK(Topology):
     Reference: Takezawa et al., Beyond Exponential Graph: Communication-Efficient Topologies for Decentralized
     Learning via Finite-time Convergence, NeurIPS 2023.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="base-k",
+        help="at most k peers a round; one period is the exact mean for any number of workers",
+        cites=("takezawa2023beyond",),
+    )
 
     peers: int = option(1, help="k: the most peers of a worker in one round", least=1)
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..core.method import Metadata
 from .base import Static
 
 
 @dataclass
 class Complete(Static):
     """Everybody talks to everybody, all weights 1/n: one round is the exact mean, lambda = 0."""
+
+    metadata: ClassVar[Metadata] = Metadata(name="complete", help="everybody talks to everybody")
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         return [(peer, 1.0 / size) for peer in range(size) if peer != rank]

@@ -17,7 +17,7 @@ _SIDE, _TITLE = 320, 44
 _INK, _NODE, _TEXT = "#5b6b7f", "#2f6db5", "#1d2733"
 
 
-class Link(NamedTuple):
+class DrawnEdge(NamedTuple):
     start: int
     end: int
     weight: float
@@ -85,7 +85,7 @@ def places(topology: Topology) -> list[tuple[float, float]]:
     return spots
 
 
-def links(topology: Topology, round: int) -> list[Link]:
+def links(topology: Topology, round: int) -> list[DrawnEdge]:
     """Every link once; an arrow where the two directions differ."""
     weights = {(peer, rank): w for rank in range(topology.size) for peer, w in topology.neighbours(round, rank)}
     spots, found = places(topology), []
@@ -95,7 +95,7 @@ def links(topology: Topology, round: int) -> list[Link]:
             continue
         # On a grid, links around the edge would run through the workers between their ends.
         far = isinstance(topology, Torus) and math.dist(spots[a], spots[b]) > 1.5 * _shortest(spots)
-        found.append(Link(a, b, weight, not both, 0.15 if far else 0.0))
+        found.append(DrawnEdge(a, b, weight, not both, 0.15 if far else 0.0))
     return found
 
 

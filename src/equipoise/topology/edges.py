@@ -4,10 +4,10 @@ import hashlib
 import pathlib
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Static
 from .graphs import parts, reach
 from .weights import metropolis
@@ -31,6 +31,10 @@ class Edges(Static):
     Directed: a sends to b the weight's share of its model, 1 / (1 + out-degree) unless given; the rest it
     keeps. Only push-sum methods take a directed graph whose workers give more than they get.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="edges", help="your own graph: a file with a line `a b [weight]` per link"
+    )
 
     path: str = option("", help="file with a line `a b [weight]` for each link")
     links: list[Any] = option([], help='the links: (0, 1), (1, 2, 0.25) or "0-1", "1-2-0.25"')

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..core.method import Metadata
 from .base import Static
 
 
@@ -14,6 +16,10 @@ class Exponential(Static):
     Reference: Ying et al., Exponential Graph is Provably Efficient for Decentralized Deep Training, NeurIPS
     2021.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="exponential", help="sends to 1, 2, 4, ... further on; directed", cites=("ying2021exponential",)
+    )
 
     directed = True
 

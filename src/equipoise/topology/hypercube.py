@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.errors import UserError
+from ..core.method import Metadata
 from .base import Static
 
 
@@ -12,6 +14,10 @@ class Hypercube(Static):
 
     lambda = (d - 1) / (d + 1) = -lambda_min; `lazy`: lambda = d / (d + 1), lambda_min = 1 / (d + 1).
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="hypercube", help="numbers that differ in one bit; a power of two of workers"
+    )
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         dimensions = size.bit_length() - 1

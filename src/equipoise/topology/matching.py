@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Topology
 
 
@@ -18,6 +19,10 @@ class Matching(Topology):
 
     Reference: Boyd et al., Randomized Gossip Algorithms, IEEE Transactions on Information Theory 2006.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="matching", help="random pairs, drawn anew each round", cites=("boyd2006randomized",)
+    )
 
     seed: int = option(0, help="of what is drawn; the same on all workers", least=0)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..core.method import Metadata
 from .base import Topology
 
 
@@ -15,6 +17,12 @@ class OnePeer(Topology):
     Reference: Ying et al., Exponential Graph is Provably Efficient for Decentralized Deep Training, NeurIPS
     2021.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="one-peer",
+        help="sends to one worker a round, 1, 2, 4, ... further on in turn; directed",
+        cites=("ying2021exponential",),
+    )
 
     directed = True
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..core.method import Metadata
 from .base import Static
 from .weights import metropolis
 
@@ -9,6 +11,8 @@ from .weights import metropolis
 @dataclass
 class Path(Static):
     """A ring with one link cut. Metropolis-Hastings weights; lambda = (1 + 2 cos(pi / n)) / 3 for n > 2."""
+
+    metadata: ClassVar[Metadata] = Metadata(name="path", help="a line: a ring with one link cut")
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         return metropolis(rank, lambda i: [peer for peer in (i - 1, i + 1) if 0 <= peer < size])

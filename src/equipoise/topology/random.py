@@ -3,11 +3,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Static
 from .graphs import parts
 from .weights import metropolis
@@ -24,6 +25,10 @@ class Random(Static):
 
     Reference: Erdos and Renyi, On Random Graphs I, Publicationes Mathematicae 1959.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="random", help="a random connected graph (Erdos-Renyi)", cites=("erdos1959random",)
+    )
 
     probability: float = option(0.0, help="of each link; 0 takes 2 ln(n) / n", least=0, most=1)
     seed: int = option(0, help="of what is drawn; the same on all workers", least=0)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Static
 
 
@@ -13,6 +14,8 @@ class Star(Static):
 
     The hub sends and receives n - 1 models a round.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(name="star", help="everybody talks to one hub")
 
     hub: int = option(0, help="the worker in the middle", least=0)
 

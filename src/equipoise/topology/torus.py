@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.errors import UserError
-from ..core.method import option
+from ..core.method import Metadata, option
 from .base import Static
 from .weights import metropolis
 
@@ -16,6 +17,8 @@ class Torus(Static):
     Worker r sits in row r // columns, column r % columns. lambda = (3 + 2 cos(2 pi / s)) / 5 on a square of
     side s >= 3, and lambda_min = -3/5 if s is even: use `lazy` with methods that need it above -1/3.
     """
+
+    metadata: ClassVar[Metadata] = Metadata(name="torus", help="a grid whose opposite sides touch: four neighbours")
 
     rows: int = option(0, help="rows of the grid; 0 takes the most square grid", least=0)
 

@@ -10,6 +10,13 @@ class Tree(NamedTuple):
     parent: list[int]  # of each worker; the root's is itself
     depth: list[int]
 
+    def subtree_sizes(self) -> list[int]:
+        """How many workers each one has below it, itself counted."""
+        sizes = [1] * len(self.order)
+        for rank in reversed(self.order[1:]):
+            sizes[self.parent[rank]] += sizes[rank]
+        return sizes
+
 
 def shallowest_tree(peers: list[list[int]]) -> Tree:
     """The breadth-first tree of least depth; of several, the one with the lowest root. `peers` of each worker, which must connect."""

@@ -21,7 +21,7 @@ from .objectives import (
     Facility,
     Feature,
     GraphCut,
-    Herding,
+    HerdingObjective,
     Objective,
     Saturated,
     cut_weights,
@@ -32,7 +32,7 @@ from .objectives import (
 )
 
 
-class Wish(NamedTuple):
+class GreedyConfig(NamedTuple):
     """The options of a partition that matter for one class."""
 
     objective: str
@@ -50,7 +50,7 @@ class Dealt(NamedTuple):
     kernel: np.ndarray | None  # for those who go on with it
 
 
-def deal(grid: Grid, caps: np.ndarray, wish: Wish) -> Dealt:
+def deal(grid: Grid, caps: np.ndarray, wish: GreedyConfig) -> Dealt:
     """Deal out the examples of one class, caps[j] to worker j."""
     assert caps.sum() == len(grid.points)
     if wish.objective == "feature":
@@ -65,18 +65,18 @@ def deal(grid: Grid, caps: np.ndarray, wish: Wish) -> Dealt:
     return Dealt(owner, in_similarities(values), kernel)
 
 
-def reference(kernel: np.ndarray, caps: np.ndarray, wish: Wish) -> Objective:
+def reference(kernel: np.ndarray, caps: np.ndarray, wish: GreedyConfig) -> Objective:
     """The objective stated from scratch."""
     if wish.objective == "facility":
         return Facility(kernel)
     if wish.objective == "graph-cut":
         return GraphCut(kernel, cut_weights(wish.lam, len(kernel), caps))
     if wish.objective == "herding":
-        return Herding(kernel)
+        return HerdingObjective(kernel)
     return Saturated(kernel, saturation(kernel, caps, wish.alpha))
 
 
-def _feature(rows: np.ndarray, caps: np.ndarray, wish: Wish) -> tuple[np.ndarray, np.ndarray]:
+def _feature(rows: np.ndarray, caps: np.ndarray, wish: GreedyConfig) -> tuple[np.ndarray, np.ndarray]:
     if wish.engine == "incremental":
         from .heaps import feature
 
@@ -84,7 +84,7 @@ def _feature(rows: np.ndarray, caps: np.ndarray, wish: Wish) -> tuple[np.ndarray
     return ENGINES[wish.engine](Feature(rows), caps, wish.fill)
 
 
-def _incremental(kernel: np.ndarray, caps: np.ndarray, wish: Wish) -> tuple[np.ndarray, np.ndarray]:
+def _incremental(kernel: np.ndarray, caps: np.ndarray, wish: GreedyConfig) -> tuple[np.ndarray, np.ndarray]:
     from . import fast
 
     if wish.objective == "facility":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..capacity import capacities
-from .greedy import Dealt, Wish
+from .greedy import Dealt, GreedyConfig
 from .kernels import ONE, Grid, median_gamma, pair_similarities
 from .objectives import GRAIN, in_similarities
 
@@ -22,7 +22,7 @@ def chunked(count: int, caps: np.ndarray, limit: int, rng: np.random.Generator) 
     return list(zip(members, cells, strict=True))
 
 
-def deal_by_neighbours(grid: Grid, caps: np.ndarray, wish: Wish, neighbours: int) -> Dealt:
+def deal_by_neighbours(grid: Grid, caps: np.ndarray, wish: GreedyConfig, neighbours: int) -> Dealt:
     """Facility location or graph cut where examples are similar to their nearest neighbours only: n k numbers."""
     from .heaps import sparse
 

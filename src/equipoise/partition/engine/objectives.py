@@ -84,11 +84,11 @@ class GraphCut(Objective):
         return (under * float(rows.sum()) - over * float(rows[:, block].sum())) / under
 
 
-class Herding(Objective):
+class HerdingObjective(Objective):
     """Pick v with the largest sum_V s(v, .) / n - sum_A s(v, .) / (|A| + 1): where the block is thinner than the class.
 
     Not a set function that grows by gains: as its value the negative squared MMD between A and V stands here.
-    Reference: Chen, Welling and Smola, Super-Samples from Kernel Herding, UAI 2010.
+    Reference: Chen, Welling and Smola, Super-Samples from Kernel HerdingObjective, UAI 2010.
     """
 
     falls: ClassVar[bool] = False

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core.progress_bar import bar
-from ..blocks import Plan, blocks_of, members_of, remarks
+from ..blocks import Division, blocks_of, members_of, remarks
 from ..capacity import capacities
-from .greedy import Wish, deal
+from .greedy import GreedyConfig, deal
 from .kernels import median_gamma, on_grid
 from .large_classes import chunked, deal_by_neighbours
 from .local_search import polish
@@ -27,8 +27,8 @@ class Limits:
 
 
 def optimised(
-    features: np.ndarray, groups: np.ndarray, speeds: np.ndarray, wish: Wish, limits: Limits, seed: int
-) -> Plan:
+    features: np.ndarray, groups: np.ndarray, speeds: np.ndarray, wish: GreedyConfig, limits: Limits, seed: int
+) -> Division:
     """Deal out every class by `wish`. Results do not depend on the number of threads."""
     from threadpoolctl import threadpool_limits
 
@@ -49,7 +49,7 @@ def optimised(
             largest_first = sorted(range(len(members)), key=lambda label: -len(members[label]))
             list(pool.map(one, largest_first))
     blocks = blocks_of(owner, len(speeds))
-    return Plan(blocks, groups, counts, values, remarks(counts, speeds), time.perf_counter() - started)
+    return Division(blocks, groups, counts, values, remarks(counts, speeds), time.perf_counter() - started)
 
 
 def _cores() -> int:
@@ -60,7 +60,7 @@ def _cores() -> int:
 def _class(
     features: np.ndarray,
     caps: np.ndarray,
-    wish: Wish,
+    wish: GreedyConfig,
     limits: Limits,
     rng: np.random.Generator,
     advance: Callable[[int], None],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.errors import DataError
-from ...data.view import View
+from ...data.view import DatasetView
 
 
-def strata(view: View, bins: int, workers: int) -> tuple[np.ndarray, list[str]]:
+def strata(view: DatasetView, bins: int, workers: int) -> tuple[np.ndarray, list[str]]:
     """A group number per example, and one line for everything that is not simply its class.
 
     Classes as they are; real-valued targets by quantiles (several: of their first principal direction); several labels

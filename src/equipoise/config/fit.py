@@ -1,0 +1,92 @@
+"""Do choices fit together? `train`, `attach`, the command and `compare` all ask here, before the first step."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..core.errors import UserError
+from .registry import name_of
+
+if TYPE_CHECKING:
+    from ..batch.base import Batch
+    from ..order.base import Order
+    from ..partition.base import Partition
+    from ..period.base import Period
+    from ..sync.base import Sync
+
+BUFFERS = ("local", "average", "recompute")
+NONFINITE = ("stop", "skip")
+
+
+def check_fit(
+    *,
+    period: Period,
+    sync: Sync,
+    order: Order | None = None,
+    batch: Batch | None = None,
+    partition: Partition | None = None,
+    workers: int | None = None,
+) -> None:
+    """Refuse choices that cannot work together, with the fix. A topology is checked where the number of workers is known."""
+    _check_sync(period, sync)
+    if not period.lockstep:
+        _check_asynchronous(period, order, batch)
+    remeasured = bool(getattr(partition, "remeasure", 0))
+    if order is not None and order.watches and remeasured:
+        raise UserError(
+            f"remeasure redistributes examples between epochs and {name_of(order)} learns the order of one block: use "
+            "reshuffle, or remeasure 0"
+        )
+    if not period.lockstep and remeasured:
+        raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
+    if workers is not None and workers > 1:
+        sync.check_graph(workers)
+
+
+def _check_sync(period: Period, sync: Sync) -> None:
+    needs = sync.needs()
+    if not period.lockstep and (needs.every_step or needs.due_before_step):
+        raise UserError(
+            f"{type(period).__name__} decides on a round when a step is over, and {type(sync).__name__} must know before: "
+            "use period every, or a sync that acts at rounds only (periodic-average, easgd, lsgd, mgrawa, lgrawa)"
+        )
+    if needs.every_step and not period.at_every_step():
+        steps = getattr(period, "steps", None)
+        what = f"a period of {steps}" if name_of(period) == "every" else f"the period {type(period).__name__}"
+        raise UserError(
+            f"{type(sync).__name__} communicates at every step, so {what} means nothing: use periodic-average to "
+            "communicate rarely"
+        )
+
+
+def _check_asynchronous(period: Period, order: Order | None, batch: Batch | None) -> None:
+    """A period without lockstep lets each worker take its own number of steps between rounds."""
+    if batch is not None and batch.watches:
+        raise UserError(
+            f"{type(batch).__name__} compares workers that take the same steps, and {type(period).__name__} lets each "
+            "take its own: use a period such as every"
+        )
+    if order is not None and order.coordinated:
+        raise UserError(
+            f"{type(order).__name__} needs all workers at every step, and {type(period).__name__} lets each take its own: "
+            "use id-grab, or a period such as every"
+        )
+
+
+def check_settings(*, buffers: str, nonfinite: str, seed: int) -> None:
+    if buffers not in BUFFERS:
+        raise UserError(f"buffers = {buffers!r}: one of {', '.join(BUFFERS)}")
+    if nonfinite not in NONFINITE:
+        raise UserError(f"nonfinite = {nonfinite!r}: stop or skip")
+    if seed < 0:
+        raise UserError(f"seed = {seed}: must not be negative")
+
+
+def warn_of_one_epoch(order: Order, epochs: float | None) -> None:
+    """An order that learns uses in one epoch what it learned in the one before."""
+    if order.watches and epochs is not None and epochs <= 1:
+        logging.getLogger("equipoise").warning(
+            "nothing to gain from order %s in one epoch: it learns from one epoch what it does in the next",
+            type(order).__name__,
+        )

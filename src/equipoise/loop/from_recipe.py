@@ -1,0 +1,128 @@
+"""From a recipe to a job: the data, the model, the optimizer, and the methods."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..config import registry
+from ..config.build import objects, takes_topology
+from ..core.errors import UserError
+from ..core.torchrun import rank
+from ..data.base import LoadedData
+from ..data.source import Source
+from ..simulate.cluster import Cluster
+from ..simulate.units import duration
+from .job import Job, Length
+from .lr_schedule import LRSchedule
+from .until import Until
+
+if TYPE_CHECKING:
+    from ..config.recipe import Recipe
+
+_DTYPES = {"none": None, "bfloat16": torch.bfloat16}
+
+
+def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
+    """Everything that decides the run, checked as far as possible without starting it."""
+    plain, methods = recipe.plain(), objects(recipe)
+    if "topology" in recipe.choices and not takes_topology(type(methods["sync"])):
+        sync, topology = (registry.name_of(methods[axis]) for axis in ("sync", "topology"))
+        warn(f"sync {sync} does not use a topology: --topology {topology} changes nothing")
+    length = Length(
+        plain["epochs"],
+        plain["steps"],
+        plain["samples"],
+        duration(plain["budget"], "budget") if plain["budget"] is not None else None,
+    )
+    cluster = Cluster.load(plain["cluster"]) if plain["cluster"] is not None else None
+    if plain["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
+        raise UserError("--tensorboard needs a package that is not installed: pip install tensorboard")
+    optimizer, scheduler = optimizer_of(plain), scheduler_of(plain)
+    loaded = methods["data"].load()
+    job = Job(
+        model=seeded(methods["model"], loaded, plain["seed"]),
+        loss=LOSSES[loaded.task],
+        train=Source(loaded.train),
+        test=Source(loaded.test),
+        length=length,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        until=Until.parse(plain["until"]) if plain["until"] is not None else None,
+        **{axis: methods[axis] for axis in ("partition", "order", "batch", "period", "sync")},
+        **{name: plain[name] for name in ("buffers", "seed", "drop_last", "micro", "clip", "sam", "nonfinite")},
+        slow=factors(plain["slow"]) if plain["slow"] is not None else None,
+        **{name: plain[name] for name in ("checkpoint_every", "keep", "evaluate_every", "log_every", "tensorboard")},
+        autocast=_DTYPES[plain["autocast"]],
+        folder=Path(plain["out"]) if plain["out"] is not None else None,
+        fingerprint=recipe.flat(),
+        described=cluster is not None,
+    )
+    job.check_fit(plain["workers"])
+    job.model()  # a model that does not fit the data is refused here, once, and not by every worker
+    start = {name: plain[name] for name in ("workers", "virtual", "deterministic", "timeout")}
+    return job, start | {"cluster": cluster}
+
+
+def seeded(model: Any, loaded: LoadedData, seed: int) -> typing.Callable[[], nn.Module]:
+    """A factory that gives the same model on every worker and leaves the worker's own random stream alone."""
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return model.build(loaded)
+
+    return make
+
+
+def language_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[B, T, V] logits against [B, T] words."""
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+LOSSES: dict[str, typing.Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "classify": nn.functional.cross_entropy,
+    "regress": nn.functional.mse_loss,
+    "language": language_loss,
+}
+
+
+def optimizer_of(plain: dict[str, Any]) -> typing.Callable[[Any], torch.optim.Optimizer]:
+    kind, lr, decay = plain["optimizer"], plain["lr"], plain["weight_decay"]
+    if kind != "sgd":
+        for name in ("momentum", "nesterov"):
+            if plain[name]:
+                raise UserError(f"--{name} belongs to sgd: leave it out with --optimizer {kind}")
+        cls = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+        return lambda parameters: cls(parameters, lr=lr, weight_decay=decay)
+    if plain["nesterov"] and not plain["momentum"]:
+        raise UserError("--nesterov needs a momentum: add --momentum 0.9")
+    momentum, nesterov = plain["momentum"], plain["nesterov"]
+    return lambda parameters: torch.optim.SGD(
+        parameters, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=decay
+    )
+
+
+def scheduler_of(plain: dict[str, Any]) -> typing.Callable[[torch.optim.Optimizer], Any] | None:
+    kind, warmup, scaling = plain["schedule"], plain["warmup"], plain["scaling"]
+    if kind == "constant" and not warmup and scaling == "none":
+        return None
+    return lambda optimizer: LRSchedule(optimizer, kind, warmup, scaling)
+
+
+def factors(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"--slow {text}: takes a number for each worker, such as 1,1,2,4") from None
+
+
+def warn(text: str) -> None:
+    if rank() == 0:
+        print(f"equipoise: note: {text}", file=sys.stderr)

@@ -1,0 +1,28 @@
+"""Mixed precision in float16: all workers skip a step if one of them overflowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..comm.base import Comm
+
+
+def agree_on_overflow(scaler: Any, optimizer: torch.optim.Optimizer, comm: Comm) -> Callable[[], None]:
+    """Let every worker learn of an overflow on any before the scaler decides whether to step; a function that undoes it."""
+    original = scaler.step
+
+    def step(stepped: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if stepped is optimizer and scaler.is_enabled():
+            state = scaler._per_optimizer_states[id(stepped)]
+            if not state["found_inf_per_device"]:
+                scaler.unscale_(stepped)
+            with comm.uncounted():
+                for flag in state["found_inf_per_device"].values():
+                    flag.copy_(comm.sum(flag.clone()).clamp(max=1.0))
+        return original(stepped, *args, **kwargs)
+
+    scaler.step = step
+    return lambda: delattr(scaler, "step")

@@ -1,0 +1,74 @@
+"""The result of a run: the end of every counter, the metrics of every model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..core.vector import digest
+from .evaluate import evaluate, health, recompute_buffers, swapped, undisturbed, vector_of
+
+if TYPE_CHECKING:
+    from .step import Step
+    from .worker import Worker
+
+
+def counters(step: Step, *, described: bool = False, examples: int = 0) -> dict[str, Any]:
+    """The end of every counter over all workers, and where the models are; all workers call it together."""
+    clock, comm = step.clock, step.comm
+    with comm.uncounted():
+        unattributed = torch.tensor(comm.ledger.unattributed, dtype=torch.float64)
+        comm.ledger.attribute_wait(float(comm.gather(unattributed).min()))
+        mean = vector_of(step, "mean")
+    assert mean is not None
+    watched = health(step)
+    own = {
+        "worker": comm.rank,
+        "steps": clock.step,
+        "samples": clock.samples,
+        "rounds": clock.rounds,
+        "messages": comm.ledger.messages,
+        "bytes": comm.ledger.bytes,
+        "seconds": clock.seconds,
+        "simulated_seconds": comm.now if described else None,
+        **comm.ledger.spent,
+        "failures": comm.ledger.failures,
+    }
+    rows = comm.gather_objects(own)
+    samples = sum(row["samples"] for row in rows)
+    return {
+        "steps": sum(row["steps"] for row in rows) // len(rows),
+        "samples": samples,
+        "epochs": samples / (examples or step.context.worker.total_examples or samples or 1),
+        "rounds": max(row["rounds"] for row in rows),
+        "messages": sum(row["messages"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows),
+        "seconds": max(row["seconds"] for row in rows),
+        "simulated_seconds": max(row["simulated_seconds"] for row in rows) if described else None,
+        "models": {},
+        "reached": None,
+        "consensus": watched["consensus"],
+        "health": watched,
+        "params_sha256": digest(mean),
+        "workers": rows,
+        "stopped": 0,
+    }
+
+
+def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The result and the mean model with the buffers it was evaluated with: the same on every worker."""
+    comm, step = worker.comm, worker.stepper
+    models = {} if stopped else evaluate(step, worker.task, ("local", "mean", "centre"))
+    if not stopped:
+        worker.control.judge(models)
+    with comm.uncounted():
+        mean = vector_of(step, "mean")
+        assert mean is not None
+        with undisturbed(worker.model), swapped(step, mean, own=False):
+            recompute_buffers(step, worker.task)
+            model = {name: t.detach().cpu().clone() for name, t in worker.model.state_dict().items()}
+    result = counters(step, described=worker.job.described, examples=len(worker.job.train))
+    result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
+    worker.observer.finished(result)
+    return result, model

@@ -1,0 +1,104 @@
+"""Everything that decides a worker's future: what a checkpoint keeps, and how it is put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..checkpoint.match import refuse_mismatch
+from ..checkpoint.reshard import mean
+from ..checkpoint.store import read_manifest, read_worker
+from ..core.errors import CheckpointError
+from ..core.random import rng_state, seed_worker, set_rng_state
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+
+def trained_state(model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any) -> dict[str, Any]:
+    """Model, optimizer, random generators, and `others` that have a `state_dict` (or are None)."""
+    torch_rng, python_rng, numpy_rng = rng_state()
+    kind, keys, *rest = numpy_rng
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        **{name: None if other is None else other.state_dict() for name, other in others.items()},
+        "rng": {
+            "torch": torch_rng,
+            "python": python_rng,
+            "numpy": (kind, torch.from_numpy(keys.astype("int64")), *rest),
+        },
+        "classes": _classes(model=model, optimizer=optimizer, **others),
+    }
+
+
+def load_trained(
+    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, rng: bool = True, **others: Any
+) -> None:
+    """Put back what `trained_state` gave, if it is of the kind that was saved."""
+    refuse_mismatch(state["classes"], _classes(model=model, optimizer=optimizer, **others))
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint is of another model or other parameter groups: {error}") from None
+    for name, other in others.items():
+        if other is not None:
+            other.load_state_dict(state[name])
+    if rng:
+        kind, keys, *rest = state["rng"]["numpy"]
+        set_rng_state((state["rng"]["torch"], state["rng"]["python"], (kind, keys.numpy().astype(np.uint32), *rest)))
+
+
+def _classes(**objects: Any) -> dict[str, str]:
+    return {name: type(value).__name__ for name, value in objects.items()}
+
+
+def state_of(worker: Worker) -> dict[str, Any]:
+    """The whole state of a worker, as tensors and plain values."""
+    return {
+        **trained_state(worker.model, worker.optimizer, scheduler=worker.scheduler),
+        **worker.stepper.state_dict(),
+        "reached": worker.control.reached,
+        "position": worker.position.state_dict(),
+        "order": worker.order.state_dict(),
+        "batch": worker.batch.state_dict(),
+    }
+
+
+def load_worker(worker: Worker, path: Path) -> None:
+    """Put a worker where the checkpoint left it; on another number of workers, where all of them together were."""
+    manifest = read_manifest(path)
+    if manifest["workers"] != worker.comm.size:
+        load_resharded(worker, [read_worker(path, manifest, r) for r in range(manifest["workers"])])
+        return
+    state = read_worker(path, manifest, worker.comm.rank)
+    load_trained(state, worker.model, worker.optimizer, scheduler=worker.scheduler)
+    worker.control.reached = state.get("reached")
+    worker.stepper.load_state_dict(state)
+    worker.order.load_state_dict(state["order"])
+    worker.batch.load_state_dict(state["batch"])
+    worker.position.load_state_dict(state["position"])
+
+
+def load_resharded(worker: Worker, states: list[dict[str, Any]]) -> None:
+    """Resume on another number of workers (see `checkpoint.reshard`)."""
+    merged = {"model": mean([s["model"] for s in states]), "optimizer": mean([s["optimizer"] for s in states])}
+    load_trained({**states[0], **merged}, worker.model, worker.optimizer, rng=False, scheduler=worker.scheduler)
+    clock, ledger = worker.clock, worker.comm.ledger
+    clock.load_state_dict(states[0]["clock"])
+    first = worker.comm.rank == 0
+    clock.samples = sum(s["clock"]["samples"] for s in states) if first else 0
+    totals = {key: sum(s["ledger"][key] for s in states) if first else 0 for key in ("messages", "bytes")}
+    now = max(s["now"] for s in states)
+    last = next(s["ledger"] for s in states if s["now"] == now)  # its seconds are those of the run so far
+    ledger.load_state_dict(last | totals)
+    if worker.comm.virtual:
+        worker.comm.now = now  # type: ignore[misc]
+    worker.position.redistribute([s["position"] for s in states])
+    worker.stepper.keep_buffers()
+    seed_worker(worker.job.seed + 7919 * clock.step, worker.comm.rank)

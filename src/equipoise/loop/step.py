@@ -1,0 +1,199 @@
+"""The one step of a worker: what happens around `optimizer.step()`, in `eq.train` and in a user's own loop alike.
+
+begin -> (forward, backward) -> before: observe, sync.before_step -> optimizer.step() -> after: sync.after_step, count
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..batch.base import Batch
+from ..comm.base import Comm
+from ..core.clock import Clock
+from ..core.context import Context, WorkerInfo, no_op_emit
+from ..core.errors import NonFinite
+from ..core.vector import Buffers, Flat
+from ..order.base import Order
+from ..period.base import Period
+from ..sync.base import StepPlan, Sync
+from ..sync.none import NoSync
+from .fresh_gradients import FreshGradients
+from .make_equal import make_equal
+
+_NONFINITE_FIX = "lower the learning rate, fix the data, or pass nonfinite='skip' (--nonfinite skip)"
+
+
+class Step:
+    """One worker's model, optimizer and methods, and the order in which they act.
+
+    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then called once
+    per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
+    """
+
+    order: Order | None = None
+    batch: Batch | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        comm: Comm,
+        worker: WorkerInfo,
+        *,
+        sync: Sync,
+        period: Period,
+        clip: float | None = None,
+        buffers: str = "local",
+        nonfinite: str = "stop",
+        emit: Callable[..., None] = no_op_emit,
+        fresh_gradients: FreshGradients | None = None,
+        example_gradients: Callable[[int], list[torch.Tensor]] | None = None,
+    ):
+        self.model, self.optimizer, self.comm = model, optimizer, comm
+        self.buffer_policy, self.nonfinite = buffers, nonfinite
+        self.flat, self.buffers = Flat(model), Buffers(model)
+        make_equal(comm, model, self.flat)
+        # With one worker there is nobody to talk to: every method is the plain optimizer.
+        chosen = sync if comm.size > 1 else NoSync()
+        self.clock = Clock()
+        self.context = Context(
+            comm,
+            self.clock,
+            worker,
+            flat=self.flat,
+            optimizer=optimizer,
+            clip=clip,
+            averages=chosen.averages(),
+            fresh_gradients=fresh_gradients,
+            example_gradients=example_gradients,
+            emit=emit,
+        )
+        self.period = period.bind(self.context)
+        self.sync = chosen.bind(self.context)
+        self.talks = not isinstance(self.sync, NoSync)
+        self.lockstep = self.period.lockstep or not self.talks
+        self.needs_flat = self.sync.uses_gradient or nonfinite == "skip"
+        self.plan = StepPlan()
+        self._due = False  # does the period ask for a round, whoever is there to take part?
+        self._samples = 0
+        self.keep_buffers()
+
+    def follow(self, order: Order | None, batch: Batch) -> None:
+        """Let an order and a batch rule, bound to this step's context, observe the gradients from now on."""
+        self.order, self.batch = order, batch
+
+    def begin(self, samples: int, largest_batch: float = 1.0) -> None:
+        """A step on `samples` examples of this worker begins."""
+        clock = self.clock
+        clock.batch, clock.largest_batch, self._samples = samples, largest_batch, samples
+        clock.lr = self.optimizer.param_groups[0]["lr"]
+        asked = self.talks or (self.batch is not None and self.batch.watches)
+        self._due = self.lockstep and asked and self.period.due(clock)
+        clock.due = self.talks and self._due
+        self.comm.step = clock.step + 1
+
+    def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
+        """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.
+
+        places: of this batch in the worker's block, for an order that learns. examples: their indices, for error messages.
+        """
+        clock, flat = self.clock, self.flat
+        clock.loss = math.nan if loss is None else loss
+        if clock.batch == 0:
+            flat.zero_gradient(self.needs_flat)
+        x, g = flat.gather(), flat.gradient() if self.needs_flat else None
+        if clock.batch and not self._is_finite(loss, g, examples):
+            clock.batch = 0
+            self._restore_buffers()  # BatchNorm has seen what made the loss NaN
+        piggyback = None
+        if self.batch is not None and self.batch.watches:
+            piggyback = self.batch.observe(clock.due or (self._due and self.comm.size == 1))
+        if self.order is not None and self.order.watches and places is not None:
+            view = self.order.watcher.view() if clock.batch else None
+            self.order.observe(places if clock.batch else places[:0], view)
+        self.sync.carry(piggyback)
+        self.plan = self.sync.before_step(x, g) or StepPlan()
+        if g is not None:
+            flat.scatter_gradient()
+        flat.scatter()
+        runs = self.plan.optimize and bool(clock.batch or self.sync.idle_steps)
+        if runs and self.context.clip is not None:
+            nn.utils.clip_grad_norm_(flat.parameters.values(), self.context.clip)
+        return runs
+
+    def after(self) -> None:
+        """The optimizer has taken its step, or rested: communicate if a round is due, then count the step."""
+        clock, flat = self.clock, self.flat
+        if not self.lockstep:
+            clock.due = self.period.due(clock)
+        if clock.due or self.plan.message_arrives:
+            self.sync.after_step(flat.gather())
+            flat.scatter()
+            if clock.due and self.buffer_policy == "average" and len(self.buffers):
+                self.buffers.scatter(self.comm.mean(self.buffers.gather()))
+        if self.batch is not None and self.batch.watches:
+            self.batch.settle()
+        clock.step += 1
+        clock.samples += self._samples
+        self.keep_buffers()
+
+    # -- values that are not finite ------------------------------------------------------------------------------------
+    def _is_finite(self, loss: float | None, g: torch.Tensor | None, examples: Sequence[int]) -> bool:
+        """False where this step must not count: its gradient is zeroed and has no weight, on all workers alike."""
+        what = None
+        if loss is not None and not math.isfinite(loss):
+            what = f"the loss is {loss}"
+        elif self.nonfinite == "skip" and g is not None and not math.isfinite(g.sum(dtype=torch.float64).item()):
+            what = "the gradient is not finite"
+        if what is None:
+            return True
+        if self.nonfinite == "stop":
+            on = f" on examples {list(examples[:8])}{'...' if len(examples) > 8 else ''}" if len(examples) else ""
+            raise self._error(f"{what}{on}; {_NONFINITE_FIX}", self.clock.step + 1)
+        assert g is not None
+        g.zero_()
+        self.context.emit("skip", reason=what)
+        return False
+
+    def refuse_nonfinite_parameters(self) -> None:
+        """Before a checkpoint is written: it must never keep a model that is lost."""
+        if self.nonfinite == "stop" and not math.isfinite(self.flat.gather().sum(dtype=torch.float64).item()):
+            raise self._error(f"the parameters are not finite; {_NONFINITE_FIX}", self.clock.step)
+
+    def _error(self, what: str, step: int) -> NonFinite:
+        return NonFinite(f"worker {self.comm.rank}, step {step}: {what}", self.comm.rank, step)
+
+    def keep_buffers(self) -> None:
+        """Remember the buffers, for a step that will be skipped. Also called when a model was loaded from outside."""
+        self._kept = [b.clone() for b in self.model.buffers()] if self.nonfinite == "skip" else []
+
+    def _restore_buffers(self) -> None:
+        for buffer, before in zip(self.model.buffers(), self._kept, strict=True):
+            buffer.copy_(before)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, sync and period of this worker."""
+        return {
+            "clock": self.clock.state_dict(),
+            "ledger": self.comm.ledger.state_dict(),
+            "now": self.comm.now,
+            "sync": self.sync.state_dict(),
+            "period": self.period.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.clock.load_state_dict(state["clock"])
+        self.comm.ledger.load_state_dict(state["ledger"])
+        if self.comm.virtual:
+            self.comm.now = state["now"]  # type: ignore[misc]
+        self.sync.finish()  # a round in flight belongs to the state that is left
+        self.sync.load_state_dict(state["sync"])
+        self.period.load_state_dict(state["period"])
+        self.keep_buffers()

@@ -1,0 +1,81 @@
+"""What decentralised methods share: a graph that all workers agree on, rounds of gossip, their cost and spectral gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..core.method import option
+from ..core.vector import ModelSize
+from ..topology.base import Topology
+from ..topology.ring import Ring
+from .base import Sync
+from .mixing import WIRES, Mixing, RoundLinks, agree, gossip_cost, mixing_gap, require_static
+from .shares import BY, HELP, weigh_gradient
+
+STATIC = "who talks to whom; the same symmetric graph in every round"
+
+
+@dataclass
+class OnGraph(Sync):
+    """A method on the edges of a topology."""
+
+    topology: Topology = option(Ring(), help="who talks to whom")
+    weights: str = option("size", help=HELP, choices=BY)
+
+    def check_graph(self, size: int) -> None:
+        """Refuse a topology that does not suit this method on so many workers."""
+        bound, needs = self.topology.on(size), self.needs()
+        bound.validate(push_sum=needs.push_sum)
+        if needs.static_graph and size > 1:
+            require_static(bound, type(self).__name__)
+
+    def agreed_graph(self) -> Topology:
+        """The topology over these workers, if it suits this method and all workers mean the same one."""
+        graph = agree(self.context, self.topology, type(self).__name__, push_sum=self.needs().push_sum)
+        if self.needs().static_graph:
+            require_static(graph, type(self).__name__)
+        return graph
+
+    def weigh(self, g: torch.Tensor | None = None) -> None:
+        """g <- N pi_i g where shares of the examples differ; the gradient in the model if `g` is None."""
+        weigh_gradient(self.context, self.weights, g)
+
+
+@dataclass
+class Gossip(OnGraph):
+    """A method whose round is x_i <- sum_j W_ij x_j, or several of them. Final here: the graph, cost, spectral gap.
+
+    A method fills `init_state`, which makes `self.mixing`, and the two hooks.
+    """
+
+    HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
+    vectors: ClassVar[int] = 1  # of the size of the model, sent to each neighbour per round
+
+    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+
+    def start_gossip(
+        self, graph: Topology, *, weighted: bool, links: Callable[[int], RoundLinks] | None = None
+    ) -> None:
+        """Make `self.mixing`. `weighted` conserves the mean weighted by shares; without it a method weighs gradients instead."""
+        weights = self.weights if weighted else "uniform"
+        self.mixing = Mixing(self.context, graph, WIRES[self.wire], links=links, weights=weights)
+
+    @property
+    def spectral_gap(self) -> float:
+        return mixing_gap(self.mixing.topology, self.mixing.shares)
+
+    def mean_shares(self) -> list[float]:
+        return self.mixing.shares
+
+    def finish(self) -> None:
+        """Wait for a round in flight and drop it: the run has no step left to use it."""
+        self.mixing.drop()
+
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        if not due:
+            return 0, 0
+        return gossip_cost(self.topology, self.vectors * model.elements, model.itemsize, rank, size, round, self.wire)
