@@ -1,4 +1,4 @@
-"""For all tests: property tests draw the same examples every time, and no worker outlives its test."""
+"""For all tests: property tests draw the same examples, tensors this small use one thread, no worker is left."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import torch
 
 hypothesis.settings.register_profile("equipoise", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("equipoise")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The matrices here are too small to share, and other tests may be running."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

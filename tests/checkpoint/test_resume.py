@@ -40,19 +40,20 @@ SYNCS = {
 }
 
 
-@pytest.mark.parametrize(("virtual", "stop"), [(True, 3), (True, 5), (True, 7), (False, 8)])
+@pytest.mark.parametrize(("virtual", "stops"), [(True, (3, 5, 7)), (False, (8,))], ids=["virtual", "processes"])
 @pytest.mark.parametrize(
     ("optimizer", "sync"), [(momentum, "all-reduce"), (adam, "periodic-average"), (momentum, "none")]
 )
-def test_stop_and_resume(optimizer: Any, sync: str, stop: int, virtual: bool, tmp_path: Path) -> None:
+def test_stop_and_resume(optimizer: Any, sync: str, stops: tuple[int, ...], virtual: bool, tmp_path: Path) -> None:
     """Momentum, Adam's moments, a schedule, dropout, BatchNorm, unequal progress of the period: everything is there."""
     how = {
         "workers": 2, "batch": 6, "virtual": virtual, "deterministic": True, "buffers": "average", **SYNCS[sync],
         "scheduler": lambda o: lr.CosineAnnealingLR(o, T_max=20),
     }  # fmt: skip
     whole = train(with_norm(), optimizer, steps=13, **how)
-    first = train(with_norm(), optimizer, steps=stop, out=tmp_path / "run", **how)
-    assert first.result["steps"] == stop
+    for stop in stops:
+        part = train(with_norm(), optimizer, steps=stop, out=tmp_path / "run", resume=stop != stops[0], **how)
+        assert part.result["steps"] == stop
     resumed = train(with_norm(), optimizer, steps=13, out=tmp_path / "run", resume=True, **how)
     equal(resumed, whole)
 

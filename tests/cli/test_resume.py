@@ -103,7 +103,7 @@ def test_a_schedule_is_resumed_where_it_was(command: Command, tmp_path: Path) ->
 def test_sigterm_leaves_a_checkpoint_from_which_the_run_ends_as_if_undisturbed(
     command: Command, tmp_path: Path
 ) -> None:
-    flags = ["--model", "logistic", "--workers", "2", "--period", "25", "--steps", "1500", "--log-every", "20"]
+    flags = ["--model", "logistic", "--workers", "2", "--period", "25", "--steps", "800", "--log-every", "20"]
     flags += ["--checkpoint-every", "100000", "--evaluate-every", "1000"]
     run = tmp_path / "run"
     words = [sys.executable, "-m", "equipoise", "train", *flags, "--deterministic", "--out", str(run)]

@@ -168,7 +168,7 @@ def test_torchrun_needs_a_folder_that_all_know(command: Command, monkeypatch: py
 def test_other_processes_of_torchrun_neither_claim_nor_print(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from equipoise.launch import run_recipe as go
+    from equipoise.cli import run_recipe as go
     from equipoise.loop.train import Run
 
     result = {"steps": 1}

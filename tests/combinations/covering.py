@@ -1,4 +1,4 @@
-"""A small set of whole recipes in which every pair of methods that makes sense occurs (a covering array)."""
+"""A covering array: a small set of complete recipes in which every pair of methods that fits together occurs."""
 
 from __future__ import annotations
 
@@ -55,23 +55,26 @@ def together(a: Choice, b: Choice) -> bool:
 
 def pairs() -> set[frozenset[Choice]]:
     """All pairs that make sense."""
-    found = set()
-    for one, two in itertools.combinations(AXES, 2):
-        found |= {frozenset({a, b}) for a in choices(one) for b in choices(two) if together(a, b)}
-    return found
+    return {
+        frozenset({a, b})
+        for one, two in itertools.combinations(AXES, 2)
+        for a in choices(one)
+        for b in choices(two)
+        if together(a, b)
+    }
 
 
 def recipes() -> list[dict[str, str]]:
-    """Greedy: begin with a pair that is still missing, then give every other axis the name that adds the most missing pairs."""
+    """Greedy: begin with a missing pair, then give every other axis the name that adds the most missing pairs."""
     rng = random.Random(0)
     missing = sorted(pairs(), key=sorted)
     left = set(missing)
-    found = []
+    rows = []
     for pair in missing:
         if pair not in left:
             continue
         chosen = sorted(pair)
-        for axis in sorted(set(AXES) - {axis for axis, _ in chosen}, key=lambda _: rng.random()):
+        for axis in sorted((axis for axis in AXES if axis not in dict(chosen)), key=lambda _: rng.random()):
             able = [c for c in choices(axis) if all(together(c, other) for other in chosen)]
             if able:
                 gain = {c: sum(frozenset({c, other}) in left for other in chosen) for c in able}
@@ -79,6 +82,6 @@ def recipes() -> list[dict[str, str]]:
         recipe = dict(chosen)
         if "sync" not in recipe or ("topology" in recipe) != gossips(recipe["sync"]):
             continue  # no sync goes with what was chosen so far: another recipe has to hold this pair
-        found.append({axis: recipe[axis] for axis in AXES if axis in recipe})
+        rows.append({axis: recipe[axis] for axis in AXES if axis in recipe})
         left -= {frozenset(two) for two in itertools.combinations(chosen, 2)}
-    return found
+    return rows

@@ -1,4 +1,4 @@
-"""Every pair of methods that makes sense trains, resumes and keeps its promises together; the others are refused in one line."""
+"""Every pair of methods that fits together trains and resumes to the same bits; the others are refused in one line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import equipoise as eq
+from equipoise.checkpoint.store import available
 from equipoise.core.errors import UserError
 
 from ..contract import toy
 from . import covering
 
-STEPS, STOP = 12, 5  # an epoch of batches of 8 is 7 steps: a stop in the first, an end in the second
+STEPS, STOP = 10, 5  # an epoch of batches of 8 is 7 steps: a checkpoint in the first, the end in the second
 RECIPES = covering.recipes()
 KEPT = ("params_sha256", "steps", "samples", "rounds", "messages", "bytes", "consensus", "models")
 
@@ -43,11 +44,14 @@ def test_every_pair_is_in_a_recipe_and_no_recipe_holds_a_refused_one() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=words)
 def test_trains_and_resumes_to_the_same_bits(recipe: dict[str, str], tmp_path: Path) -> None:
-    whole = train(recipe, tmp_path)
+    folder = tmp_path / "run"
+    whole = train(recipe, tmp_path, out=folder, checkpoint_every=STOP)
     assert whole["steps"] >= STEPS
     assert math.isfinite(whole["models"]["mean"]["loss"])
-    train(recipe, tmp_path, steps=STOP, out=tmp_path / "run")
-    resumed = train(recipe, tmp_path, out=tmp_path / "run", resume=True)
+    first = available(folder)[0].name
+    step = int(first.removeprefix("step-"))
+    assert STOP <= step < whole["steps"]
+    resumed = train(recipe, tmp_path, out=folder, resume=step)
     for key in KEPT:
         assert resumed[key] == whole[key], key
 
@@ -63,7 +67,7 @@ def test_the_same_in_processes(recipe: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pair", "why"), covering.REFUSED.items(), ids=lambda x: words(dict(x)) if len(x) == 2 else None
 )
-def test_a_pair_without_sense_is_refused_in_one_line(
+def test_a_pair_that_does_not_fit_is_refused_in_one_line(
     pair: frozenset[covering.Choice], why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=why) as refusal:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,18 @@ NAMESPACE = {
     for name, cls in vars(axis).items()
     if isinstance(cls, type)
 }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, Any]]:
+    """The result of each method on virtual workers, trained once for all tests."""
+    folder = tmp_path_factory.mktemp("methods")
+
+    @cache
+    def result(axis: str, name: str) -> dict[str, Any]:
+        return toy.train(toy.make(axis, name, folder)).result
+
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -82,33 +96,37 @@ def _nonsense(field: dataclasses.Field) -> list[Any]:
 def test_trains_the_toy_problem(axis: str, name: str, tmp_path: Path) -> None:
     method = toy.make(axis, name, tmp_path)
     before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
-    run = toy.train(method, steps=120)
-    assert run.result["steps"] == 120
-    assert run.result["models"]["mean"]["loss"] < 0.8 * before
+    run = toy.train(method, steps=48)
+    assert run.result["steps"] == 48
+    assert run.result["models"]["mean"]["loss"] < 0.65 * before
 
 
 @pytest.mark.parametrize(("axis", "name"), toy.methods(*toy.TRAINED))
-def test_deterministic_and_the_same_on_virtual_workers_and_processes(axis: str, name: str, tmp_path: Path) -> None:
-    method = toy.make(axis, name, tmp_path)
-    virtual = toy.train(method)
-    assert toy.train(method).result["params_sha256"] == virtual.result["params_sha256"]
-    processes = toy.train(method, virtual=False)
+def test_deterministic_and_the_same_on_virtual_workers_and_processes(
+    axis: str, name: str, tmp_path: Path, undisturbed: Callable[[str, str], dict[str, Any]]
+) -> None:
+    method, virtual = toy.make(axis, name, tmp_path), undisturbed(axis, name)
+    assert toy.train(method).result["params_sha256"] == virtual["params_sha256"]
+    processes = toy.train(method, virtual=False).result
     # Where real time decides who does what, the sums still hold: as many steps, rounds and bytes.
     keys = ("params_sha256", "samples", "consensus") if method.exact else ()
     for key in (*keys, "steps", "bytes", "messages", "rounds"):
-        assert processes.result[key] == virtual.result[key], key
-    assert toy.train(method, seed=1).result["params_sha256"] != virtual.result["params_sha256"]
+        assert processes[key] == virtual[key], key
+    assert toy.train(method, seed=1).result["params_sha256"] != virtual["params_sha256"]
 
 
-@pytest.mark.parametrize("stop", [5, 11])
 @pytest.mark.parametrize(("axis", "name"), toy.methods(*toy.TRAINED))
-def test_stop_and_resume_gives_the_same_bits(axis: str, name: str, stop: int, tmp_path: Path) -> None:
-    method = toy.make(axis, name, tmp_path)
-    whole = toy.train(method).result
-    toy.train(method, steps=stop, out=tmp_path / "run")
-    resumed = toy.train(method, out=tmp_path / "run", resume=True).result
+def test_stop_and_resume_gives_the_same_bits(
+    axis: str, name: str, tmp_path: Path, undisturbed: Callable[[str, str], dict[str, Any]]
+) -> None:
+    """Stopped in the first epoch and again in the second."""
+    method, run = toy.make(axis, name, tmp_path), tmp_path / "run"
+    first = toy.train(method, steps=5, out=run).result
+    second = toy.train(method, steps=11, out=run, resume=True).result
+    resumed = toy.train(method, out=run, resume=True).result
+    assert first["samples"] < second["samples"] < resumed["samples"]
     for key in ("params_sha256", "bytes", "messages", "rounds", "samples", "consensus", "models"):
-        assert resumed[key] == whole[key], key
+        assert resumed[key] == undisturbed(axis, name)[key], key
 
 
 @pytest.mark.parametrize(("axis", "name"), toy.methods(*toy.TRAINED))
@@ -131,12 +149,10 @@ def _everything(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5])
 @pytest.mark.parametrize(("axis", "name"), toy.methods("sync"))
-def test_ledger_equals_the_declared_cost(axis: str, name: str, workers: int, tmp_path: Path) -> None:
+def test_ledger_equals_the_declared_cost(axis: str, name: str, tmp_path: Path) -> None:
     """Step by step and worker by worker, on even and odd numbers of them."""
-    method = toy.make(axis, name, tmp_path)
-    job = _job(method)
+    job = _job(toy.make(axis, name, tmp_path))
 
     def loop(comm: Any) -> None:
         worker = Worker(job, comm)
@@ -151,9 +167,10 @@ def test_ledger_equals_the_declared_cost(axis: str, name: str, workers: int, tmp
             declared = worker.sync.cost(
                 len(flat), flat.x.element_size(), comm.rank, comm.size, worker.clock.due, rounds
             )
-            assert sent == declared, (comm.rank, worker.clock.step)
+            assert sent == declared, f"worker {comm.rank} of {comm.size}, step {worker.clock.step}"
 
-    eq.spawn(loop, workers, virtual=True)
+    for workers in (2, 3, 4, 5):
+        eq.spawn(loop, workers, virtual=True)
 
 
 def _job(method: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from equipoise.config import registry
 
 TRAINED = ("partition", "order", "batch", "period", "sync")
 AXES = ("partition", "order", "batch", "period", "topology", "sync")
-EXAMPLES, WORKERS, STEPS = 203, 4, 24
+EXAMPLES, WORKERS, STEPS = 203, 4, 18  # an epoch of batches of 8 is 7 steps: the third has begun
 
 generator = torch.Generator().manual_seed(5)
 INPUTS = torch.randn(EXAMPLES, 8, generator=generator)
@@ -50,7 +49,7 @@ def settings(method: Any) -> dict[str, Any]:
     """Arguments of `eq.train` that put this method to work."""
     axis = type(method).__module__.split(".")[1]
     chosen: dict[str, Any] = {axis: method}
-    if axis == "sync" and not method.every_step:
+    if axis == "sync" and not method.needs().every_step:
         chosen["period"] = 2
     if axis == "period":
         chosen["sync"] = eq.sync.PeriodicAverage()
@@ -67,7 +66,3 @@ def settings(method: Any) -> dict[str, Any]:
 def train(method: Any, *, steps: int = STEPS, **changes: Any) -> eq.Run:
     loss = nn.CrossEntropyLoss()
     return eq.train(model, loss, (INPUTS, TARGETS), **{**settings(method), "steps": steps, **changes})
-
-
-def options_of(method: Any) -> list[dataclasses.Field]:
-    return list(dataclasses.fields(method))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ from equipoise.flatness.profile import filter_normalised
 GENERATOR = torch.Generator().manual_seed(3)
 INPUTS = torch.randn(300, 6, generator=GENERATOR, dtype=torch.float64)
 LABELS = torch.randint(4, (300,), generator=GENERATOR)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """On models this small threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def net() -> nn.Module:

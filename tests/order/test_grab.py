@@ -44,12 +44,12 @@ def test_not_blind_to_a_constant_in_the_first_epoch() -> None:
 
 
 def test_the_floor_is_two_thirds_of_pairs() -> None:
-    """2.0 to 2.4 at d = 16 for 256 to 4096 examples; pairs 1.4 to 1.5 times that."""
-    for n in (256, 1024, 4096):
+    """2.0 to 2.4 at d = 16, whatever the number of examples; pairs 1.4 to 1.5 times that."""
+    for n in (256, 2048):
         vectors = sphere(n, 16)
-        found = floor(GraB(), vectors, 15)
-        assert 1.6 < found < 2.6
-        assert 1.1 < floor(PairBalance(), vectors, 15) / found < 1.8
+        mean = floor(GraB(), vectors, 15)
+        assert 1.6 < mean < 2.6
+        assert 1.1 < floor(PairBalance(), vectors, 15) / mean < 1.8
 
 
 def test_a_running_mean_follows_a_mean_that_moves() -> None:
@@ -65,9 +65,9 @@ def test_a_running_mean_follows_a_mean_that_moves() -> None:
 
 
 def test_least_squares_table() -> None:
-    """RR 5.1e-4, GraB 2.8e-6 at n = 512 in the specification, 3.5e-3 and 1.0e-4 at n = 128; here n = 256."""
-    random = np.mean([least_squares(Reshuffle(), 256, s) for s in range(3)])
-    assert least_squares(GraB(), 256, 0) < random / 40
+    """RR 3.5e-3, GraB 1.0e-4 at n = 128 in the specification."""
+    random = np.mean([least_squares(Reshuffle(), 128, s) for s in range(3)])
+    assert least_squares(GraB(), 128, 0) < random / 20
 
 
 def in_a_tree(vectors: torch.Tensor, positions: list[int], levels: int, mean: torch.Tensor) -> list[int]:
@@ -83,25 +83,25 @@ def in_a_tree(vectors: torch.Tensor, positions: list[int], levels: int, mean: to
     return in_a_tree(vectors, front, levels - 1, mean) + in_a_tree(vectors, back, levels - 1, mean)[::-1]
 
 
-@pytest.mark.parametrize("batch", [1, 7, 40])
 @pytest.mark.parametrize("levels", [2, 3])
-def test_levels_by_definition(batch: int, levels: int) -> None:
+def test_levels_by_definition(levels: int) -> None:
     vectors = sphere(40, 4) + 0.5
-    order = bound(GraB(levels=levels), 40)
-    mean = torch.zeros(4, dtype=torch.float64)
-    for epoch in range(3):
-        positions = visit(order, vectors, epoch, batch)
-        assert order.epoch(epoch + 1).tolist() == in_a_tree(vectors, positions.tolist(), levels, mean)
-        mean = vectors.mean(0)
+    for batch in (1, 7, 40):
+        order = bound(GraB(levels=levels), 40)
+        mean = torch.zeros(4, dtype=torch.float64)
+        for epoch in range(3):
+            positions = visit(order, vectors, epoch, batch)
+            assert order.epoch(epoch + 1).tolist() == in_a_tree(vectors, positions.tolist(), levels, mean), batch
+            mean = vectors.mean(0)
 
 
 def test_levels_reach_the_floor_in_fewer_epochs() -> None:
-    """After one epoch H is 36 / 2 and more by one level, and a half, a quarter, an eighth of that by more of them."""
-    vectors = sphere(4096, 16)
-    found = [floor(GraB(levels=levels), vectors, 1) for levels in (1, 2, 3, 4)]
-    assert found[0] > 1.4 * found[1] > 1.4 * 1.3 * found[2]
-    assert found[3] < found[0] / 3
-    assert floor(GraB(levels=4), vectors, 6) < 4.5
+    """After one epoch H is 26 / 2 and more by one level, and a half, a quarter, an eighth of that by more of them."""
+    vectors = sphere(2048, 16)
+    floors = [floor(GraB(levels=levels), vectors, 1) for levels in (1, 2, 3, 4)]
+    assert floors[0] > 1.4 * floors[1] > 1.4 * 1.3 * floors[2]
+    assert floors[3] < floors[0] / 3
+    assert floor(GraB(levels=4), vectors, 4) < 4.5
 
 
 def test_levels_refuse_what_they_cannot_do() -> None:

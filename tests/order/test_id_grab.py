@@ -28,7 +28,7 @@ def test_each_worker_runs_the_method_alone_and_says_nothing(balance: str, same: 
 
 def test_mean_has_the_lower_floor_and_both_grow_with_workers() -> None:
     """The authors' simulation: Bal 0.7 of PairBal, both like the root of the number of workers."""
-    vectors = sphere(2048, 16)
+    vectors = sphere(1024, 16)
     pair = {w: parallel_floor(lambda: IDGraB(), vectors, w, 11, 64 // w) for w in (1, 8)}
     mean = {w: parallel_floor(lambda: IDGraB(balance="mean"), vectors, w, 11, 64 // w) for w in (1, 8)}
     assert pair[8] / pair[1] == pytest.approx(8**0.5, rel=0.35)

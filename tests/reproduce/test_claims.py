@@ -33,8 +33,8 @@ TINY: dict[str, dict[str, Any]] = {
     "partition-saved": {"limit": 256, "epochs": 1, "seeds": 1},
     "pull-weights": {},
     "pull-valleys": {"workers": 2, "steps": 8, "seeds": 1},
-    "pull-time": {"limit": 64, "seconds": 0.1, "seeds": 1},
-    "pull-flatness": {"limit": 64, "seconds": 0.1, "seeds": 1},
+    "pull-time": {"limit": 64, "seconds": 0.1, "seeds": 1, "model": "logistic"},
+    "pull-flatness": {"limit": 64, "seconds": 0.1, "seeds": 1, "model": "logistic"},
 }
 
 

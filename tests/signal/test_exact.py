@@ -45,33 +45,30 @@ def rows_of(view: Layers) -> torch.Tensor:
     return torch.stack([view.vector(one) for one in torch.eye(view.items, dtype=torch.float64)])
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_vectors_products_and_gram_are_those_of_autograd(case: tuple[nn.Module, torch.Tensor], passes: int) -> None:
+def test_vectors_products_and_gram_are_those_of_autograd(case: tuple[nn.Module, torch.Tensor]) -> None:
     model, inputs = case
     rows = models.gradients(model, inputs)
-    view = watched(model, inputs, passes)
-    assert view.items == 6
-    torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
-    # Inside regions there are no products: compare outside them.
-    outside = torch.ones(view.dimension, dtype=torch.float64)
-    for region in view.regions():
-        outside[region] = 0
-    vector = torch.randn(view.dimension, dtype=torch.float64)
-    torch.testing.assert_close(view.products(vector), (rows * outside) @ vector, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(view.gram(), (rows * outside) @ rows.T, rtol=1e-9, atol=1e-11)
+    for passes in (1, 2):
+        view = watched(model, inputs, passes)
+        assert view.items == 6
+        torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
+        # Inside regions there are no products: compare outside them.
+        outside = torch.ones(view.dimension, dtype=torch.float64)
+        for region in view.regions():
+            outside[region] = 0
+        vector = torch.randn(view.dimension, dtype=torch.float64)
+        torch.testing.assert_close(view.products(vector), (rows * outside) @ vector, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(view.gram(), (rows * outside) @ rows.T, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("way", ["ghost", "made", "streamed"])
-def test_every_way_gives_the_same(
-    case: tuple[nn.Module, torch.Tensor], way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_gives_the_same(case: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = case
-    monkeypatch.setattr("equipoise.signal.layers.ways_of", lambda *shape: {way: 0})
     rows = models.gradients(model, inputs)
-    view = watched(model, inputs)
-    torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
-    total = torch.randn(view.dimension, dtype=torch.float64)
-    check_signs(view, rows, total)
+    for way in ("ghost", "made", "streamed"):
+        monkeypatch.setattr("equipoise.signal.layers.ways_of", lambda *shape, way=way: {way: 0})
+        view = watched(model, inputs)
+        torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
+        check_signs(view, rows, torch.randn(view.dimension, dtype=torch.float64))
 
 
 def check_signs(view: Layers, rows: torch.Tensor, total: torch.Tensor, centre: torch.Tensor | None = None) -> None:

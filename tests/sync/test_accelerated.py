@@ -26,6 +26,8 @@ from equipoise.sync.accelerated import (
 from equipoise.sync.mixing import Mixing
 from equipoise.topology import Complete, Edges, Exponential, Hypercube, OnePeer, Random, Ring, Star, Topology, Torus
 
+from .checks import matrix_power
+
 
 def spectrum(topology: Topology) -> np.ndarray:
     """The eigenvalues other than the 1 of the mean."""
@@ -38,13 +40,6 @@ def second_kind(order: int, t: np.ndarray) -> np.ndarray:
     for _ in range(order):
         before, now = now, 2 * t * now - before
     return now if order >= 0 else before
-
-
-def matrix_power(weights: np.ndarray, coefficients: list[float]) -> np.ndarray:
-    before = now = np.eye(len(weights))
-    for each in coefficients:
-        before, now = now, (1 + each) * weights @ now - each * before
-    return now
 
 
 GRAPHS = [(Ring(), 8), (Ring(), 5), (Ring(), 32), (Star(), 16), (Torus(), 16), (Hypercube(), 16), (Random(), 12)]

@@ -10,8 +10,8 @@ from equipoise.core.errors import UserError
 from equipoise.sync import DPSGD
 from equipoise.topology import OnePeer, Ring
 
+from .checks import costs_what_it_says, follows, goes_on_from_any_step, mean_loss, same_on_processes
 from .quadratic import Problem, error, solve
-from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, mean_loss, same_on_processes
 
 
 def matrices(problem: Problem, lr: float, steps: int, after: bool = True) -> list[np.ndarray]:

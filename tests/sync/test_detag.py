@@ -11,17 +11,17 @@ from equipoise.sync import DeTAG
 from equipoise.sync.accelerated import GossipPlan, etas
 from equipoise.topology import Exponential, OnePeer, Ring, Star
 
-from .quadratic import Problem, error, solve
-from .test_accelerated import matrix_power
-from .test_mixing import (
+from .checks import (
     costs_what_it_says,
     follows,
     goes_on_from_any_step,
+    matrix_power,
     mild,
     refuses,
     same_on_processes,
     stops_exactly,
 )
+from .quadratic import Problem, error, solve
 
 
 def phases(problem: Problem, lr: float, count: int, gossip: np.ndarray) -> list[np.ndarray]:
@@ -45,11 +45,11 @@ def test_is_its_equations_and_frozen_within_a_phase(kind: str, overlap: bool) ->
         frozen = [np.zeros_like(problem.centres), *path]
         return [frozen[(step + 1) // 3] for step in range(steps)]
 
-    follows(DeTAG(rounds=3, gossip=kind, overlap=overlap), reference, 36)
+    follows(DeTAG(rounds=3, gossip=kind, overlap=overlap), reference, 24)
 
 
-@pytest.mark.parametrize(("rounds", "lr", "steps"), [(2, 0.4, 140), (3, 0.4, 126), (6, 0.4, 216)])
-@pytest.mark.parametrize("workers", [5, 8])
+@pytest.mark.parametrize(("rounds", "lr", "steps"), [(2, 0.4, 140), (3, 0.4, 126)])
+@pytest.mark.parametrize("workers", [4, 5])
 def test_exact(workers: int, rounds: int, lr: float, steps: int) -> None:
     stops_exactly(DeTAG(rounds=rounds), workers, steps=steps, lr=lr)
 

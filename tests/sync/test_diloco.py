@@ -15,8 +15,8 @@ from equipoise.loop.attach import attach
 from equipoise.sync import DiLoCo, PeriodicAverage
 
 from ..contract import toy
+from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
 from .quadratic import Problem, solve
-from .test_mixing import costs_what_it_says, goes_on_from_any_step, same_on_processes
 
 
 def by_torch(problem: Problem, lr: float, period: int, steps: int, outer: dict[str, Any]) -> np.ndarray:

@@ -14,9 +14,8 @@ from equipoise.core.context import Context
 from equipoise.core.vector import Flat
 from equipoise.sync import EAMSGD, EASGD, NoSync
 
+from .checks import Layers, costs_what_it_says, follows, goes_on_from_any_step, same_on_processes, toy_sha
 from .quadratic import Problem, solve
-from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, same_on_processes
-from .test_pull import Layers, toy_sha
 
 
 def recursion(pull: float, delta: float = 0.0, period: int = 1) -> Any:

@@ -13,7 +13,7 @@ from equipoise.comm.base import Comm
 from equipoise.sync import LGRAWA, MGRAWA
 
 from ..contract import toy
-from .test_mixing import costs_what_it_says, same_on_processes
+from .checks import costs_what_it_says, same_on_processes
 
 
 def test_layers_are_parameter_tensors_each_with_its_weight() -> None:

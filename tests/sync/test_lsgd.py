@@ -14,8 +14,8 @@ from equipoise.core.errors import UserError
 from equipoise.core.vector import Flat
 from equipoise.sync import LSGD
 
+from .checks import Layers
 from .quadratic import Problem, solve
-from .test_pull import Layers
 
 
 def rounds(

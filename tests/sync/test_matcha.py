@@ -13,9 +13,16 @@ from equipoise.sync import MATCHA
 from equipoise.sync.matcha import drawn, split
 from equipoise.topology import Complete, Edges, Hypercube, OnePeer, Path, Random, Ring, Star, Topology, Torus
 
+from .checks import (
+    bias_halves_with_the_step,
+    costs_what_it_says,
+    follows,
+    goes_on_from_any_step,
+    learns,
+    refuses,
+    same_on_processes,
+)
 from .quadratic import Problem
-from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, refuses, same_on_processes
-from .test_sgp import bias_halves_with_the_step, learns
 
 # Two triangles and the bridge that holds them together.
 BARBELL = Edges(links=[(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5), (2, 3)])
@@ -140,7 +147,7 @@ def matrices(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
 
 
 def test_is_its_equations() -> None:
-    follows(MATCHA(Ring(), 0.5, 3), matrices, 40)
+    follows(MATCHA(Ring(), 0.5, 3), matrices, 24)
 
 
 def test_bias_halves_with_the_step() -> None:

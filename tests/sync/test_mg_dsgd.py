@@ -11,9 +11,8 @@ from equipoise.sync import MGDSGD
 from equipoise.sync.accelerated import etas
 from equipoise.topology import Exponential, OnePeer, Ring
 
+from .checks import costs_what_it_says, follows, goes_on_from_any_step, matrix_power, mild, refuses, same_on_processes
 from .quadratic import Problem, error, solve
-from .test_accelerated import matrix_power
-from .test_mixing import costs_what_it_says, follows, goes_on_from_any_step, mild, refuses, same_on_processes
 
 
 def test_is_its_equation_and_frozen_within_a_period() -> None:

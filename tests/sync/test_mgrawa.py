@@ -20,8 +20,8 @@ from equipoise.sync import MGRAWA
 from equipoise.sync.norms import norms_of
 
 from ..contract import toy
+from .checks import costs_what_it_says, same_on_processes
 from .quadratic import Problem, solve
-from .test_mixing import costs_what_it_says, same_on_processes
 
 
 def normed() -> nn.Module:
@@ -74,6 +74,8 @@ def test_debiasing_takes_the_noise_off() -> None:
 
     def loop(comm: Comm) -> tuple[float, float, float]:
         worker = Worker(job(MGRAWA(source="fresh", examples=16, debias=True, smoothing=0.99)), comm)
+        if comm.rank > 0:
+            return 0.0, 0.0, 0.0
         norms = worker.sync.norms
         for number in range(400):
             worker.clock.rounds = number
@@ -176,12 +178,12 @@ def test_proximity_between_rounds_keeps_workers_nearer() -> None:
 
 
 @pytest.mark.parametrize("source", ["train", "last", "fresh"])
-@pytest.mark.parametrize("stop", [5, 12])
-def test_every_source_resumes_to_the_same_bits(source: str, stop: int, tmp_path: Any) -> None:
+def test_every_source_resumes_to_the_same_bits(source: str, tmp_path: Any) -> None:
     sync = MGRAWA(source=source, debias=source == "fresh", prox=0.1)
     options: dict[str, Any] = {"period": 3}
     whole = toy.train(sync, **options).result
-    toy.train(sync, **options, steps=stop, out=tmp_path / "run")
+    toy.train(sync, **options, steps=5, out=tmp_path / "run")
+    toy.train(sync, **options, steps=12, out=tmp_path / "run", resume=True)
     resumed = toy.train(sync, **options, out=tmp_path / "run", resume=True).result
     for key in ("params_sha256", "rounds", "models", "health"):
         assert resumed[key] == whole[key], key

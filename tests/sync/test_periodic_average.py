@@ -16,8 +16,8 @@ from equipoise.loop.attach import attach
 from equipoise.sync import AllReduce, PeriodicAverage
 
 from ..contract import toy
+from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
 from .quadratic import Problem, solve
-from .test_mixing import costs_what_it_says, goes_on_from_any_step, same_on_processes
 
 
 def test_every_step_with_equal_batches_is_data_parallel() -> None:

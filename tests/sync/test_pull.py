@@ -23,16 +23,12 @@ from equipoise.sync import LGRAWA, MGRAWA, NoSync, PeriodicAverage
 from equipoise.sync.norms import Norms
 from equipoise.sync.pull import approach, inverse_powers
 
+from .checks import Layers, toy_sha
+
 SIZES = (3, 4, 1)  # elements of three layers
 
 
-# -- shared with the tests of the methods -----------------------------------------------------------------------------
-class Layers(nn.Module):
-    """A model of a few plain tensors."""
-
-    def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype = torch.float64):
-        super().__init__()
-        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes])
+# -- one round by hand ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -335,10 +331,6 @@ def test_proximity_is_spread_over_the_steps_of_a_round() -> None:
 
 
 # -- whole runs -------------------------------------------------------------------------------------------------------
-def toy_sha(sync: Any, **changes: Any) -> str:
-    from ..contract import toy
-
-    return toy.train(sync, **changes).result["params_sha256"]
 
 
 def test_limits_are_the_methods_they_should_be() -> None:

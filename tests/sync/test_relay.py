@@ -14,9 +14,8 @@ from equipoise.sync.relay import spanning_tree
 from equipoise.topology import Exponential, Hypercube, OnePeer, Path, Random, Ring, Star, Torus
 from equipoise.topology.analysis import Key
 
+from .checks import costs_what_it_says, goes_on_from_any_step, learns, refuses, same_on_processes, stops_exactly
 from .quadratic import Problem, solve
-from .test_mixing import costs_what_it_says, goes_on_from_any_step, refuses, same_on_processes, stops_exactly
-from .test_sgp import learns
 
 
 def tree_of(topology: Any, size: int) -> Any:
@@ -66,9 +65,9 @@ def test_first_messages_are_the_counts_of_the_paper(topology: Any) -> None:
         np.testing.assert_allclose(points, expected, atol=1e-13)
 
 
-@pytest.mark.parametrize(("topology", "workers"), [(Path(), 8), (Ring(), 8), (Ring(), 5), (Star(), 5)], ids=repr)
+@pytest.mark.parametrize(("topology", "workers"), [(Path(), 6), (Ring(), 4), (Ring(), 5), (Star(), 5)], ids=repr)
 def test_exact(topology: Any, workers: int) -> None:
-    stops_exactly(RelaySGD(topology), workers, steps=180 if workers == 8 else 110, lr=0.5)
+    stops_exactly(RelaySGD(topology), workers, steps=150 if workers == 6 else 110, lr=0.5)
 
 
 def test_exact_with_momentum() -> None:
@@ -76,16 +75,14 @@ def test_exact_with_momentum() -> None:
 
 
 @pytest.mark.parametrize("topology", [Path(), Ring(), Star(hub=3), Torus(), Random()], ids=repr)
-@pytest.mark.parametrize("size", [2, 6, 9])
-def test_trees_span_the_graph(topology: Any, size: int) -> None:
-    if size == 2 and isinstance(topology, Star):
-        topology = Star()
-    tree, bound = tree_of(topology, size), topology.on(size)
-    assert sum(map(len, tree.links)) == 2 * (size - 1)
-    for rank, links in enumerate(tree.links):
-        assert set(links) <= {peer for peer, _ in bound.neighbours(0, rank)}
-        assert 1 + sum(links.values()) == size, "everybody is behind exactly one neighbour"
-        assert all(tree.links[peer][rank] == size - behind for peer, behind in links.items())
+def test_trees_span_the_graph(topology: Any) -> None:
+    for size in (4, 6, 9):
+        tree, bound = tree_of(topology, size), topology.on(size)
+        assert sum(map(len, tree.links)) == 2 * (size - 1), size
+        for rank, links in enumerate(tree.links):
+            assert set(links) <= {peer for peer, _ in bound.neighbours(0, rank)}, size
+            assert 1 + sum(links.values()) == size, "everybody is behind exactly one neighbour"
+            assert all(tree.links[peer][rank] == size - behind for peer, behind in links.items()), size
 
 
 def test_travels_as_its_delay_allows() -> None:

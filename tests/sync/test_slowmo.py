@@ -5,8 +5,8 @@ import torch
 
 from equipoise.sync import PeriodicAverage, SlowMo
 
+from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
 from .quadratic import Problem, error, solve
-from .test_mixing import costs_what_it_says, goes_on_from_any_step, same_on_processes
 
 
 def by_hand(problem: Problem, lr: float, period: int, steps: int, beta: float, alpha: float) -> np.ndarray:

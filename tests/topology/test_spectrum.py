@@ -24,36 +24,28 @@ from equipoise.topology import (
     Torus,
 )
 
-TABLE = [
-    *[(Ring(), n, (1 + 2 * cos(2 * pi / n)) / 3) for n in (4, 5, 8, 9, 16, 33)],
-    *[(Path(), n, (1 + 2 * cos(pi / n)) / 3) for n in (3, 4, 7, 16, 33)],
-    *[(Torus(), s * s, (3 + 2 * cos(2 * pi / s)) / 5) for s in (4, 5, 6, 8)],
-    *[(Hypercube(), 2**d, (d - 1) / (d + 1)) for d in (1, 2, 3, 4, 5)],
-    *[(Hypercube(lazy=True), 2**d, d / (d + 1)) for d in (1, 2, 3, 4, 5)],
-    *[(Star(), n, 1 - 1 / n) for n in (3, 4, 8, 17)],
-    *[(Complete(), n, 0.0) for n in (2, 3, 8, 17)],
-    *[(Exponential(), n, (k - 1) / (k + 1)) for n, k in ((2, 1), (4, 2), (6, 3), (8, 3), (10, 4), (16, 4), (32, 5))],
-    (Ring(), 2, 0.0),
-    (Ring(), 3, 0.0),
-    (Ring(), 8, 0.804738),
-    (Ring(), 16, 0.949253),
-    (Ring(), 32, 0.987190),
-    (Ring(), 64, 0.996790),
-    (Torus(), 16, 0.6),
-    (Torus(), 64, 0.882843),
-    (Hypercube(), 8, 0.5),
-    (Hypercube(), 16, 0.6),
-    (Hypercube(), 32, 2 / 3),
+# The second largest singular value by the size of the graph: closed forms, then numbers of the literature.
+LAMBDA = [
+    (Ring(), {n: (1 + 2 * cos(2 * pi / n)) / 3 for n in (4, 5, 9, 33)}),
+    (Ring(), {2: 0.0, 3: 0.0, 8: 0.804738, 16: 0.949253, 32: 0.987190, 64: 0.996790}),
+    (Path(), {n: (1 + 2 * cos(pi / n)) / 3 for n in (3, 4, 7, 16, 33)}),
+    (Torus(), {s * s: (3 + 2 * cos(2 * pi / s)) / 5 for s in (5, 6)} | {16: 0.6, 64: 0.882843}),
+    (Hypercube(), {2**d: (d - 1) / (d + 1) for d in (1, 2, 3, 4, 5)}),
+    (Hypercube(lazy=True), {2**d: d / (d + 1) for d in (1, 2, 3, 4, 5)}),
+    (Star(), {n: 1 - 1 / n for n in (3, 4, 8, 17)}),
+    (Complete(), dict.fromkeys((2, 3, 8, 17), 0.0)),
+    (Exponential(), {2: 0, 4: 1 / 3, 6: 1 / 2, 8: 1 / 2, 10: 3 / 5, 16: 3 / 5, 32: 2 / 3}),
 ]
 
 
-@pytest.mark.parametrize(("graph", "size", "value"), TABLE, ids=str)
-def test_lambda(graph, size, value):
-    bound = graph.on(size)
-    assert bound.rate() == pytest.approx(value, abs=1e-6)
-    assert bound.spectral_gap() == pytest.approx(1 - value, abs=1e-6)
-    centred = bound.matrix() - 1 / size
-    assert bound.rate() == pytest.approx(np.linalg.norm(centred, 2), abs=1e-12)
+@pytest.mark.parametrize(("graph", "values"), LAMBDA, ids=str)
+def test_lambda(graph, values):
+    for size, value in values.items():
+        bound = graph.on(size)
+        assert bound.rate() == pytest.approx(value, abs=1e-6), size
+        assert bound.spectral_gap() == pytest.approx(1 - value, abs=1e-6), size
+        centred = bound.matrix() - 1 / size
+        assert bound.rate() == pytest.approx(np.linalg.norm(centred, 2), abs=1e-12), size
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""What the tests of the methods share: problems, matrices, and properties that many methods have."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.base import Comm
+from equipoise.core.errors import UserError
+from equipoise.loop.attach import attach
+from equipoise.topology import Ring
+
+from ..contract import toy
+from .quadratic import Problem, error, solve
+
+
+def stops_exactly(sync: Any, workers: int, steps: int, lr: float, period: int = 1, **options: Any) -> None:
+    """Heterogeneous quadratics, constant step: all workers end at the optimum of the mean. `lr` is in units of 1/L."""
+    problem = mild(workers)
+    points = solve(problem, sync, steps=steps, lr=lr / problem.smoothness, period=period, **options)
+    assert error(problem, points) < 1e-8
+
+
+def mild(workers: int) -> Problem:
+    """A well-conditioned problem, so that few steps tell exact from biased."""
+    wild = Problem.make(workers)
+    return Problem(wild.matrices / wild.smoothness + np.eye(5), wild.centres)
+
+
+def follows(
+    sync: Any, reference: Callable[[Problem, float, int], list[np.ndarray]], steps: int, **options: Any
+) -> None:
+    """The method and a recursion on matrices give the same points, step by step."""
+    problem = Problem.make(8)
+    lr = 0.2 / problem.smoothness
+    expected = reference(problem, lr, steps)
+    seen = np.zeros((steps, *problem.centres.shape))
+
+    def look(step: int, together: Any, x: np.ndarray) -> None:
+        seen[step, together.comm.rank] = x
+
+    solve(problem, sync, steps=steps, lr=lr, look=look, **options)
+    np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-12)
+
+
+def same_on_processes(sync: Any, period: int = 1, steps: int = 7) -> None:
+    problem = Problem.make(4)
+
+    def look(step: int, together: Any, x: np.ndarray) -> None:
+        if step == steps - 1 and hasattr(together.sync, "finish"):
+            together.sync.finish()
+
+    runs = [solve(problem, sync, steps=steps, lr=0.05, period=period, virtual=v, look=look) for v in (True, False)]
+    assert np.array_equal(*runs)
+    assert np.abs(runs[0]).max() > 0
+
+
+def costs_what_it_says(sync: Any, period: int = 1, sizes: tuple[int, ...] = (2, 3, 4, 5), steps: int = 7) -> None:
+    for size in sizes:
+        sums: dict[int, tuple[int, int, int]] = {}
+
+        def look(step: int, together: Any, x: np.ndarray, sums: Any = sums, size: int = size) -> None:
+            comm, clock = together.comm, together.clock
+            messages, bytes, rounds = sums.get(comm.rank, (0, 0, 0))
+            declared = together.sync.cost(len(x), 8, comm.rank, size, clock.due, rounds)
+            assert (comm.ledger.messages - messages, comm.ledger.bytes - bytes) == declared
+            sums[comm.rank] = comm.ledger.messages, comm.ledger.bytes, clock.rounds
+
+        solve(Problem.make(size), sync, steps=steps, lr=0.01, period=period, look=look)
+        assert size == 1 or sums[0][0] > 0
+
+
+def goes_on_from_any_step(sync: Any, period: int = 1, steps: int = 9, stops: tuple[int, ...] = (1, 4, 6)) -> None:
+    """Stopped again and again, also inside a phase, and resumed by new objects: the same bits and counts."""
+    problem = Problem.make(4)
+
+    def loop(comm: Comm) -> None:
+        a, c = torch.from_numpy(problem.matrices[comm.rank]), torch.from_numpy(problem.centres[comm.rank])
+
+        def run(steps: int, saved: Any = None) -> Any:
+            model = nn.Linear(5, 1, bias=False, dtype=torch.float64)
+            nn.init.zeros_(model.weight)
+            own = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+            with attach(model, own, sync=sync, period=period) as together:
+                comm.ledger.load_state_dict({"messages": 0, "bytes": 0})
+                if saved is not None:
+                    model.load_state_dict(saved[0])
+                    own.load_state_dict(saved[1])
+                    together.load_state_dict(saved[2])
+                while together.clock.step < steps:
+                    own.zero_grad()
+                    away = model.weight[0] - c
+                    (0.5 * away @ a @ away).backward()
+                    own.step()
+                state = copy.deepcopy((model.state_dict(), own.state_dict(), together.state_dict()))
+                if hasattr(together.sync, "finish"):
+                    together.sync.finish()
+            return state
+
+        whole, resumed = run(steps), None
+        for stop in (*stops, steps):
+            resumed = run(stop, resumed)
+        assert torch.equal(resumed[0]["weight"], whole[0]["weight"])
+        assert resumed[2]["clock"] == whole[2]["clock"]
+        for count in ("messages", "bytes"):
+            assert resumed[2]["ledger"][count] == whole[2]["ledger"][count]
+        for name, value in whole[2]["sync"].items():
+            other = resumed[2]["sync"][name]
+            assert torch.equal(other, value) if isinstance(value, torch.Tensor) else other == value, name
+
+    eq.spawn(loop, 4, virtual=True)
+
+
+def mean_loss(problem: Problem, x: np.ndarray) -> float:
+    away = x - problem.centres
+    return float(0.5 * np.einsum("ni,nij,nj->n", away, problem.matrices, away).mean())
+
+
+def refuses(sync: Any, words: str, workers: int = 8) -> None:
+    with pytest.raises(UserError, match=words):
+        solve(Problem.make(workers), sync, steps=1, lr=0.1)
+
+
+def bias_halves_with_the_step(
+    sync: Any, workers: int, steps: int, lr: float = 0.1, last: int = 1, slack: float = 0.25
+) -> None:
+    """Heterogeneous quadratics: half the step (and twice the steps) leaves half the error, averaged over the `last`."""
+    problem = mild(workers)
+    errors = []
+    for factor in (1, 2):
+        tail: list[np.ndarray] = []
+
+        def look(step: int, together: Any, x: np.ndarray, tail: Any = tail, until: int = steps * factor) -> None:
+            if step >= until - last:
+                tail.append(x - problem.optimum)
+
+        solve(problem, sync, steps=steps * factor, lr=lr / factor / problem.smoothness, look=look)
+        errors.append(np.sqrt(np.mean(np.square(tail))))
+    assert abs(errors[0] / errors[1] - 2) < slack
+    assert errors[0] > 1e-3
+
+
+def learns(sync: Any, optimizer: Callable[..., torch.optim.Optimizer], lr: float, **options: Any) -> None:
+    """The mean model ends well below where it started; with Adam it rests where scaled gradients balance."""
+    problem = Problem.make(4)
+    points = solve(problem, sync, steps=60, lr=lr, optimizer=optimizer, **options)
+    least, start = mean_loss(problem, problem.optimum), mean_loss(problem, np.zeros(5))
+    assert mean_loss(problem, points.mean(0)) - least < 0.7 * (start - least)
+
+
+def matrix_power(weights: np.ndarray, coefficients: list[float]) -> np.ndarray:
+    before = now = np.eye(len(weights))
+    for each in coefficients:
+        before, now = now, (1 + each) * weights @ now - each * before
+    return now
+
+
+def resting_point(problem: Problem, lr: float) -> np.ndarray:
+    """Where D-PSGD on a ring stays: X = W (X - a A (X - C)), solved."""
+    n, d = problem.centres.shape
+    mix = np.kron(Ring().on(n).matrix(), np.eye(d))
+    pull = np.zeros((n * d, n * d))
+    for rank in range(n):
+        pull[rank * d : (rank + 1) * d, rank * d : (rank + 1) * d] = lr * problem.matrices[rank]
+    right = mix @ pull @ problem.centres.reshape(-1)
+    return np.linalg.solve(np.eye(n * d) - mix @ (np.eye(n * d) - pull), right).reshape(n, d)
+
+
+class Layers(nn.Module):
+    """A model of a few plain tensors."""
+
+    def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype = torch.float64):
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes])
+
+
+def toy_sha(sync: Any, **changes: Any) -> str:
+    return toy.train(sync, **changes).result["params_sha256"]
