@@ -37,7 +37,7 @@ import equipoise as eq
 from equipoise.core.errors import NonFinite
 from equipoise.data import CIFAR10
 from equipoise.data.base import Arrays, LoadedData
-from equipoise.flatness import (Surface, gradient_norm, largest_eigenvalue, trace)
+from equipoise.flatness import Surface, gradient_norm, largest_eigenvalue, trace
 from equipoise.loop.lr_schedule import LRSchedule
 from equipoise.models import VGG, ResNet
 from equipoise.simulate.cluster import Cluster, Link

@@ -33,7 +33,7 @@ from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 from equipoise.models import LSTM, LeNet, Logistic
-from equipoise.order import (CDGraB, IDGraB, Order, Reshuffle)
+from equipoise.order import CDGraB, IDGraB, Order, Reshuffle
 
 
 class Task(NamedTuple):

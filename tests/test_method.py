@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.comm.virtual import VirtualComm, World
-from equipoise.core.context import Context
+from equipoise.core.context import Context, WorkerInfo
 from equipoise.core.errors import UserError
 from equipoise.core.method import Configurable, Method, option
 
@@ -51,7 +51,7 @@ class Learner(Method):
 
 def context(seed: int = 0, size: int = 1) -> Context:
     world = World(size)
-    return Context(VirtualComm(world, world.workers[0]), seed=seed)
+    return Context(VirtualComm(world, world.workers[0]), worker=WorkerInfo(seed=seed))
 
 
 # -- options ------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_streams_depend_on_seed_worker_and_purpose_alone() -> None:
     draws = {}
     for seed in (0, 1):
         for rank in range(3):
-            here = Context(VirtualComm(world, world.workers[rank]), seed=seed)
+            here = WorkerInfo(rank, 2, seed)
             for purpose in ((1, 1), (1, 2), (2, 1)):
                 draws[seed, rank, purpose] = tuple(here.rng(*purpose).integers(0, 2**63, 4))
                 assert tuple(here.rng(*purpose).integers(0, 2**63, 4)) == draws[seed, rank, purpose]

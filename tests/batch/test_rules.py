@@ -12,7 +12,7 @@ import equipoise as eq
 from equipoise.batch.noise import Evidence
 from equipoise.comm.base import Comm
 from equipoise.core.clock import Clock
-from equipoise.core.context import Context
+from equipoise.core.context import Context, WorkerInfo
 from equipoise.core.errors import UserError
 
 from .test_evidence import DEVIATIONS, MEAN, TRACE, drawn, seen
@@ -28,7 +28,8 @@ class Alone:
 def bound(rule: eq.batch.Batch, workers: int = 4, **known: Any) -> Any:
     events: list[dict[str, Any]] = []
     comm: Comm = Alone(workers)  # type: ignore[assignment]
-    context = Context(comm, Clock(lr=0.1), whole=10**6, share=1 / workers, examples=10**6 // workers, **known)
+    worker = WorkerInfo(comm.rank, workers, examples=10**6 // workers, total_examples=10**6)
+    context = Context(comm, Clock(lr=0.1), worker, **known)
     context.emit = lambda event, **fields: events.append({"event": event, **fields})
     made = rule.bind(context)
     made.events = events

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equipoise.batch import Fixed
 from equipoise.comm.virtual import VirtualComm, World
-from equipoise.core.context import Context
+from equipoise.core.context import Context, WorkerInfo
 from equipoise.core.errors import CheckpointError, UserError
 from equipoise.launch.start import spawn
 from equipoise.loop.sampler import Position, Sampler
@@ -36,7 +36,8 @@ def positions(
     indices = [np.arange(n) + 1000 * w for w, n in enumerate(blocks)]
     made = []
     for rank, block in enumerate(indices):
-        context = Context(VirtualComm(world, world.workers[rank]), seed=seed, examples=len(block))
+        worker = WorkerInfo(rank, len(world.workers), seed, len(block))
+        context = Context(VirtualComm(world, world.workers[rank]), worker=worker)
         bound = (order or Reshuffle()).bind(context), Fixed(batch).bind(context)
         made.append(Position(context, list(indices), *bound, drop_last))
     return made

@@ -10,7 +10,7 @@ import torch
 
 import equipoise as eq
 from equipoise.comm.current import current_comm
-from equipoise.core.context import Context
+from equipoise.core.context import Context, WorkerInfo
 from equipoise.order.balanced import Balanced
 from equipoise.signal import Rows
 
@@ -22,7 +22,8 @@ def sphere(n: int, d: int, seed: int = 0) -> torch.Tensor:
 
 
 def bound(order: Any, examples: int, comm: Any = None, seed: int = 0) -> Any:
-    return order.bind(Context(comm or current_comm(), seed=seed, examples=examples))
+    comm = comm or current_comm()
+    return order.bind(Context(comm, worker=WorkerInfo(comm.rank, comm.size, seed, examples)))
 
 
 def visit(order: Any, vectors: torch.Tensor, epoch: int, batch: int, upto: int | None = None) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.comm.virtual import VirtualComm, World
-from equipoise.core.context import Context
+from equipoise.core.context import Context, WorkerInfo
 from equipoise.order import FlipFlop, Order, Reshuffle, Sequential, ShuffleOnce
 
 CHOICES = [Sequential(), Reshuffle(), ShuffleOnce(), FlipFlop()]
@@ -19,7 +19,8 @@ SHUFFLED = CHOICES[1:]
 
 def bound(choice: Order, examples: int, rank: int = 0, seed: int = 0, size: int = 4) -> Any:
     world = World(size)
-    return choice.bind(Context(VirtualComm(world, world.workers[rank]), seed=seed, examples=examples))
+    worker = WorkerInfo(rank, len(world.workers), seed, examples)
+    return choice.bind(Context(VirtualComm(world, world.workers[rank]), worker=worker))
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=repr)

@@ -8,7 +8,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.current import current_comm
-from equipoise.core.context import Context
+from equipoise.core.context import Context, WorkerInfo
 from equipoise.signal import restored
 from equipoise.signal.base import GradientView, Signal
 
@@ -16,7 +16,7 @@ from . import models
 
 
 def seen(signal: Signal, model: nn.Module, inputs: torch.Tensor, seed: int = 0, passes: int = 1) -> GradientView:
-    bound = signal.bind(Context(current_comm(), seed=seed))
+    bound = signal.bind(Context(current_comm(), worker=WorkerInfo(seed=seed)))
     model.zero_grad()
     for part in inputs.chunk(passes):
         with bound.watching(model, len(part)):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.context import Context
 from equipoise.core.errors import UserError
 from equipoise.sync import MATCHA
 from equipoise.sync.matcha import drawn, split
@@ -165,7 +166,7 @@ def test_refusals() -> None:
         MATCHA(Ring(lazy=True))
 
     def loop(comm: Any) -> None:
-        context = eq.context.Context(comm)
+        context = Context(comm)
         MATCHA(seed=comm.rank // 2).bind(context)
 
     with pytest.raises(UserError, match="same budget and seed"):

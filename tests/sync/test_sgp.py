@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.context import Context
 from equipoise.sync import SGP
 from equipoise.topology import Edges, Exponential, OnePeer, Star
 
@@ -79,7 +80,7 @@ def test_health_and_refusals() -> None:
     refuses(SGP(Edges(links=[(0, 1), (1, 2)], directed=True)), "not strongly connected", workers=3)
 
     def loop(comm: Any) -> None:
-        context = eq.context.Context(comm)
+        context = Context(comm)
         context.flat = eq.vector.Flat(torch.nn.Linear(2, 1))
         SGP(OnePeer() if comm.rank else Star()).bind(context)
 

@@ -28,7 +28,7 @@ def _control_store(store: Any) -> Any:
     """A store of this group's own, on a connection of its own, for heartbeats and counters."""
     global _joined
     _joined += 1
-    return dist.PrefixStore(f"equipoise/{_joined}/metadata_of_all", store.clone())
+    return dist.PrefixStore(f"equipoise/{_joined}/notes", store.clone())
 
 
 class ProcessComm(Comm):
@@ -132,7 +132,7 @@ class ProcessComm(Comm):
             return PeerLost(f"worker {self.rank} lost the others in {call} at step {self.step}: {reason}")
         rank, step, what = found
         waited = f"worker {self.rank} gave up waiting for it in {call} at step {self.step} (timeout {self.timeout:g} s)"
-        return PeerLost(f"worker {rank} {what}, last totals at step {step}; {waited}", rank, step)
+        return PeerLost(f"worker {rank} {what}, last seen at step {step}; {waited}", rank, step)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         with self._guard("sum"), torch.no_grad():

@@ -43,13 +43,16 @@ class WorkerInfo:
         return np.random.default_rng([self.seed, self.rank, *purpose])
 
 
+_FROM_COMM = WorkerInfo()  # stands for the worker behind `comm`, of which nothing more is said
+
+
 @dataclass(frozen=True)
 class Context:
     """What a method of one worker may use. No method writes anything here for another one to find."""
 
     comm: Comm
     clock: Clock = field(default_factory=Clock)
-    worker: WorkerInfo = field(default_factory=WorkerInfo)
+    worker: WorkerInfo = _FROM_COMM
     flat: Flat | None = None  # the model
     optimizer: torch.optim.Optimizer | None = None
     clip: float | None = None  # the norm to which the loop clips gradients
@@ -57,6 +60,10 @@ class Context:
     fresh_gradients: FreshGradients | None = None  # gradients on examples drawn for a measurement
     example_gradients: Callable[[int], list[torch.Tensor]] | None = None  # of so many examples of this step's batch
     emit: Callable[..., None] = no_op_emit  # emit(event, **fields) writes a line to the events
+
+    def __post_init__(self) -> None:
+        if self.worker is _FROM_COMM and self.comm is not None:
+            self.redescribe(describe(self.comm))
 
     @property
     def rank(self) -> int:
