@@ -1,12 +1,15 @@
-"""Builds docs/methods/: a page of cards per axis, from the methods' docstrings and docs/cards.toml.
+"""Builds docs/methods/ (a page of cards per axis) and docs/api/ of the axes, from the registry and docs/cards.toml.
 
     python docs/make_cards.py
 
-A card has the method's name, when to use it, its docstring with the equations set as LaTeX, and for a sync a picture.
+A card has the method's name, when to use it, its docstring with the equations set as LaTeX, its options, and for a
+sync a picture.
+A page of docs/api names the classes of an axis; mkdocstrings fills in signatures and options.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from pathlib import Path
@@ -28,15 +31,29 @@ AXES = {
 }
 INDEX = """# Method cards
 Each card states what a method computes, what it stores and sends, when to use it and when not to. The text comes from the
-method's docstring. `equipoise list AXIS NAME` prints the options of a method.
+method's docstring. On the command line options are dotted, such as `--sync.pull 0.5`.
 
 Notation: worker $i$ of $N$ holds the model $x_i$ and the gradient $g_i$; $a$ is the learning rate; $W$ is the mixing matrix of
 the topology; $H$ is the period; $\\pi_i$ is the worker's share of the examples.
 """
+LIMITS = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
 PICTURES = """
 The plots show the largest distance of any worker from the global optimum on heterogeneous quadratics: 8 workers, full
 gradients, a constant step. The curve of an exact method keeps falling. The curve of a biased method stalls.
 """
+
+
+def options(cls: type) -> str:
+    """The options of a method as a table; empty if it has none."""
+    rows = []
+    for field in dataclasses.fields(cls):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        shown = "required" if default is dataclasses.MISSING else f"`{default!r}`"
+        limits = [f"{LIMITS[key]} {value}" for key, value in field.metadata.items() if key in LIMITS and value is not None]
+        limits += [", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())]
+        text = "; ".join(part for part in (field.metadata.get("help", ""), *limits) if part)
+        rows.append(f"| `{field.name}` | {shown} | {text.replace('|', '&#124;').replace('<', '&lt;')} |")
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else ""
 
 
 def card(entry: registry.Entry, text: dict[str, str]) -> str:
@@ -46,6 +63,7 @@ def card(entry: registry.Entry, text: dict[str, str]) -> str:
         f"`eq.{entry.axis}.{cls.__name__}`: {entry.summary}.",
         f"- **Use it:** {text['use']}\n- **Avoid it:** {text['avoid']}",
         equations.markdown(inspect.getdoc(cls) or ""),
+        *filter(None, [options(cls)]),
     ]
     picture = HERE / "pictures" / f"{entry.axis}-{entry.name}.png"
     if picture.exists():
@@ -53,21 +71,33 @@ def card(entry: registry.Entry, text: dict[str, str]) -> str:
     return "\n\n".join(parts)
 
 
+def reference(axis: str) -> str:
+    """The API page of an axis: its contract, then its methods."""
+    classes = [registry.get(axis, entry.name) for entry in registry.entries(axis)]
+    contract = next(c for c in classes[0].__mro__ if c.__module__ == f"equipoise.{axis}.base")
+    directives = [f"::: {c.__module__}.{c.__qualname__}" for c in (contract, *classes)]
+    head = f"# eq.{axis}\n{AXES[axis]} The contract comes first, then the methods. [Cards](../methods/{axis}.md)."
+    return "\n\n".join([head, *directives]) + "\n"
+
+
 def pages() -> dict[str, str]:
-    """File names in docs/methods and their contents."""
+    """Paths below docs and the contents of the files."""
     cards = read_toml(HERE / "cards.toml")
-    result = {"index.md": INDEX}
+    index = INDEX
+    result = {}
     for axis, question in AXES.items():
         entries = registry.entries(axis)
         links = [f"[{entry.name}]({axis}.md#{entry.name})" for entry in entries]
-        result["index.md"] += f"\n## {axis.capitalize()}\n{question} [The axis](../{axis}.md).\n\n" + " · ".join(links) + "\n"
+        index += f"\n## {axis.capitalize()}\n{question} [The axis](../{axis}.md).\n\n" + " · ".join(links) + "\n"
         head = f"# Cards: {axis}\n{question} See [the {axis} axis](../{axis}.md) for the comparison of these methods.\n"
         head += PICTURES if axis == "sync" else ""
-        result[f"{axis}.md"] = "\n".join([head, *(card(entry, cards[axis][entry.name]) + "\n" for entry in entries)])
-    return result
+        text = [card(entry, cards[axis][entry.name]) + "\n" for entry in entries]
+        result[f"methods/{axis}.md"] = "\n".join([head, *text])
+        result[f"api/{axis}.md"] = reference(axis)
+    return {"methods/index.md": index, **result}
 
 
 if __name__ == "__main__":
-    (HERE / "methods").mkdir(exist_ok=True)
     for name, text in pages().items():
-        (HERE / "methods" / name).write_text(text)
+        (HERE / name).parent.mkdir(exist_ok=True)
+        (HERE / name).write_text(text)
