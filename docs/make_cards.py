@@ -30,11 +30,11 @@ AXES = {
     "sync": "What do workers exchange, and how do they combine it?",
 }
 INDEX = """# Method cards
-Each card states what a method computes, what it stores and sends, when to use it and when not to. The text comes from the
-method's docstring. On the command line options are dotted, such as `--sync.pull 0.5`.
+Each card states what a method computes, what it stores and sends, when to use it and when not to. The text comes from
+the method's docstring. On the command line options are dotted, such as `--sync.pull 0.5`.
 
-Notation: worker $i$ of $N$ holds the model $x_i$ and the gradient $g_i$; $a$ is the learning rate; $W$ is the mixing matrix of
-the topology; $H$ is the period; $\\pi_i$ is the worker's share of the examples.
+Notation: worker $i$ of $N$ holds the model $x_i$ and the gradient $g_i$; $a$ is the learning rate; $W$ is the mixing
+matrix of the topology; $H$ is the period; $\\pi_i$ is the worker's share of the examples.
 """
 LIMITS = {"least": "at least", "above": "above", "most": "at most", "below": "below"}
 PICTURES = """
@@ -49,8 +49,10 @@ def options(cls: type) -> str:
     for field in dataclasses.fields(cls):
         default = field.default_factory() if callable(field.default_factory) else field.default
         shown = "required" if default is dataclasses.MISSING else f"`{default!r}`"
-        limits = [f"{LIMITS[key]} {value}" for key, value in field.metadata.items() if key in LIMITS and value is not None]
-        limits += [", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())]
+        limits = [
+            f"{LIMITS[key]} {value}" for key, value in field.metadata.items() if key in LIMITS and value is not None
+        ]
+        limits += [", ".join(f"`{choice!r}`" for choice in field.metadata.get("choices") or ())]
         text = "; ".join(part for part in (field.metadata.get("help", ""), *limits) if part)
         rows.append(f"| `{field.name}` | {shown} | {text.replace('|', '&#124;').replace('<', '&lt;')} |")
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else ""

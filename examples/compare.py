@@ -30,7 +30,13 @@ choices = {
 if __name__ == "__main__":
     for name, choice in choices.items():
         run = eq.train(
-            nn.Linear(10, 1), nn.MSELoss(), data, workers=4, cluster=cluster, until="loss=0.01", **{"batch": 16, **choice}
+            nn.Linear(10, 1),
+            nn.MSELoss(),
+            data,
+            workers=4,
+            cluster=cluster,
+            until="loss=0.01",
+            **{"batch": 16, **choice},
         )
         reached = run.result["reached"]
         print(f"{name:<34} {reached['simulated_seconds']:6.2f} simulated s, {reached['rounds']:3d} rounds")

@@ -1,7 +1,7 @@
 """A griffe extension for the API reference.
 
-Docstrings get their equations set as LaTeX, as on the method cards. A signature shows the default of a field that is made
-by `option(default, help=...)`; the cards show its help.
+Docstrings get their equations set as LaTeX, as on the method cards. A signature shows the default of a field that is
+made by `option(default, help=...)`; the cards show its help.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
-import equations  # noqa: E402
+import equations
 
 
 class Equations(griffe.Extension):

@@ -10,7 +10,23 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-GREEK = "alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi psi omega".split()
+GREEK = (
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "eta",
+    "theta",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+    "pi",
+    "rho",
+    "sigma",
+)
+GREEK += ("tau", "phi", "psi", "omega")
 FUNCTIONS = {name: rf"\operatorname{{{name}}}" for name in ("argmin", "argmax", "floor", "ceil", "sign", "tr", "Var")}
 FUNCTIONS |= {"min": r"\min ", "max": r"\max ", "cos": r"\cos ", "log": r"\log ", "log2": r"\log_2 "}
 SIGNS = {
@@ -51,7 +67,9 @@ SYMBOL = rf"\b[A-Za-z]{{1,2}}~?{SUBSCRIPT}|\b[A-Za-z]~|(?<![\w'-])[b-zB-Z](?![\w
 ARGUMENT = r"([a-z_]+(?:, [a-z_]+)*): (?=\S)"
 ITEM = re.compile(rf"- |{ARGUMENT}")
 SECTION = re.compile(r"(Args|Arguments|Attributes|Returns|Yields|Raises|Examples?|Notes?|References?):")
-CODE = re.compile(r"^\s*(?:with|for|def|class|import|from|>>>)\b.*(?::|\bimport\b.*|\))$|\w\.\w+\(|^\s*\w+\(.*\)$|\*\*|//|-->")
+CODE = re.compile(
+    r"^\s*(?:with|for|def|class|import|from|>>>)\b.*(?::|\bimport\b.*|\))$|\w\.\w+\(|^\s*\w+\(.*\)$|\*\*|//|-->"
+)
 RELATION = re.compile(r"<-|<=|>=|!=|=")
 WORD = re.compile(r"[A-Za-z]{2,}")
 
@@ -78,7 +96,8 @@ def latex(lines: list[str]) -> str:
     rows = [row for line in lines for row in _rows(line)]
     used = [any(row[column] for row in rows) for column in range(4)]
     spec = "".join(letter for letter, kept in zip("lrll", used, strict=True) if kept)
-    body = [" & ".join(cell for cell, kept in zip(row, used, strict=True) if kept) for row in rows]
+    # An empty cell at the end of the last row makes latex2mathml drop that row.
+    body = [" & ".join(cell for cell, kept in zip(row, used, strict=True) if kept).rstrip(" &") for row in rows]
     return f"\\begin{{array}}{{{spec}}}\n" + " \\\\\n".join(body) + "\n\\end{array}"
 
 
@@ -89,9 +108,7 @@ def _blocks(docstring: str) -> Iterator[tuple[str, list[str]]]:
     for line in [*docstring.splitlines(), ""]:
         indented = line.startswith(" ")
         item = bool(ITEM.match(line)) or (item and indented)
-        if kind == "section" and (indented or not line.strip()):
-            now = "section"
-        elif SECTION.fullmatch(line):
+        if SECTION.fullmatch(line) or (kind == "section" and (indented or not line.strip())):
             now = "section"
         else:
             now = "equation" if line.startswith("    ") and not item else "prose"

@@ -50,9 +50,9 @@ def test_plain_text_equation_becomes_latex(plain: str, latex: str) -> None:
 def test_labels_remarks_and_several_equations_in_a_line() -> None:
     lines = ["    at a round:   a <- b,   c <- d     as before", "    later:        c <- a"]
     assert equations.latex(lines).splitlines()[1:-1] == [
-        r"\text{at a round:}\quad  & a & \leftarrow  b, &  \\",
+        r"\text{at a round:}\quad  & a & \leftarrow  b, \\",
         r" & c & \leftarrow  d & \quad \text{as before} \\",
-        r"\text{later:}\quad  & c & \leftarrow  a & ",
+        r"\text{later:}\quad  & c & \leftarrow  a",
     ]
 
 

@@ -39,9 +39,7 @@ def custom_order(printed: str) -> None:
     assert number(r"loss of the mean model ([\d.]+)", printed) < 0.1
 
 
-CHECKS: dict[str, Callable[[str], None]] = {
-    check.__name__: check for check in (own_loop, train, compare, custom_order)
-}
+CHECKS: dict[str, Callable[[str], None]] = {check.__name__: check for check in (own_loop, train, compare, custom_order)}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

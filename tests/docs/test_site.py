@@ -26,13 +26,15 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.assets: list[str] = []
-        self.formulas = 0
+        self.formulas = self.arrays = self.rows = 0
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attributes}
         self.anchors.update(given[name] for name in ("id", "name") if given.get(name))
         self.formulas += tag == "math"
+        self.arrays += tag == "mtable"
+        self.rows += tag == "mtr"
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
         elif tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
@@ -71,28 +73,32 @@ def broken(pages: dict[Path, Page], site: Path) -> Iterator[str]:
             target = (start / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             if target.is_dir():
                 target = target / "index.html"
-            where = f"{path.relative_to(site)}: {link}"
-            if not target.exists():
-                yield where
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                yield where
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                yield f"{path.relative_to(site)}: {link}"
 
 
 def test_every_internal_link_and_anchor_resolves(site: Path, pages: dict[Path, Page]) -> None:
     assert len(pages) > 35
     # The page for unknown addresses links from the root of the host.
-    assert not list(broken({path: page for path, page in pages.items() if path.name != "404.html"} , site))
+    assert not list(broken({path: page for path, page in pages.items() if path.name != "404.html"}, site))
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
     outside = [a for page in pages.values() for a in page.assets if urlsplit(a).netloc]
-    styles = [text for path in site.rglob("*.css") for text in re.findall(r"(?:url\(|@import)[^;)]*//[^;)]*", path.read_text())]
+    styles = [
+        text
+        for path in site.rglob("*.css")
+        for text in re.findall(r"(?:url\(|@import)[^;)]*//[^;)]*", path.read_text())
+    ]
     assert not outside
     assert not [text for text in styles if "data:" not in text]
 
 
 def test_equations_are_mathml(site: Path, pages: dict[Path, Page]) -> None:
     assert pages[site / "methods" / "sync.html"].formulas >= 24
+    rows = (ROOT / "docs" / "methods" / "sync.md").read_text().count(" \\\\\n")
+    assert pages[site / "methods" / "sync.html"].rows == rows + pages[site / "methods" / "sync.html"].arrays
     left = [path.name for path in pages if re.search(r"\\\(|\\\[|arithmatex|\\begin\{array\}", path.read_text())]
     assert not left
 

@@ -1,8 +1,8 @@
 """Every command and every snippet in the documents is run.
 
-Python blocks run as they stand, each document's in one namespace and an empty folder. Of shell blocks every line that starts
-with `equipoise` runs in the same folder. Blocks behind `<!-- not run: reason -->` are left out, with the reason in the text.
-Blocks that include a file of `examples/` are left out too: test_examples.py runs those files.
+Python blocks run as they stand, each document's in one namespace and an empty folder. Of shell blocks every line that
+starts with `equipoise` runs in the same folder. Blocks after `<!-- not run: reason -->` are left out, with the reason in
+the text. Blocks that include a file of `examples/` begin with `{ .python }`: test_examples.py runs those files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from equipoise.cli.main import main
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- not run: [^>]+-->\s*)?^( *)```(python|console|toml)\n(.*?)^ *```$", re.M | re.S)
-INCLUDE = "--8<--"
 
 
 def blocks(document: Path) -> list[tuple[str, str]]:
     """The kind and text of every block that is to run."""
     matches = BLOCK.findall(document.read_text())
-    return [(kind, textwrap.dedent(text)) for skip, _, kind, text in matches if not skip and INCLUDE not in text]
+    return [(kind, textwrap.dedent(text)) for skip, _, kind, text in matches if not skip]
 
 
 def commands(text: str) -> list[list[str]]:
@@ -61,5 +60,5 @@ def test_blocks_are_found() -> None:
 
 
 def test_every_included_file_is_an_example() -> None:
-    included = {name for d in DOCUMENTS for name in re.findall(rf'{INCLUDE} "(examples/[^"]+)"', d.read_text())}
+    included = {name for d in DOCUMENTS for name in re.findall(r'--8<-- "(examples/[^"]+)"', d.read_text())}
     assert included == {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
