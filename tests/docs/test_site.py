@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
 
 
 class Page(HTMLParser):
@@ -76,6 +75,15 @@ def broken(pages: dict[Path, Page], site: Path) -> Iterator[str]:
             anchors = pages[target].anchors if target in pages else set()
             if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
                 yield f"{path.relative_to(site)}: {link}"
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top"></h1><a href="b.html#gone">x</a><a href="c.html">y</a><img src="d.png">'
+    )
+    (tmp_path / "b.html").write_text('<a href="a.html#top">fine</a><a href="https://elsewhere.org">not ours</a>')
+    pages = {path: Page(path.read_text()) for path in tmp_path.glob("*.html")}
+    assert sorted(broken(pages, tmp_path)) == ["a.html: b.html#gone", "a.html: c.html", "a.html: d.png"]
 
 
 def test_every_internal_link_and_anchor_resolves(site: Path, pages: dict[Path, Page]) -> None:

@@ -62,3 +62,11 @@ def test_blocks_are_found() -> None:
 def test_every_included_file_is_an_example() -> None:
     included = {name for d in DOCUMENTS for name in re.findall(r'--8<-- "(examples/[^"]+)"', d.read_text())}
     assert included == {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+
+
+def test_links_outside_the_site_resolve() -> None:
+    """The site checks its own pages; these files are read on their own, with links to the pages' sources."""
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
+        missing = [link for link in links if not link.startswith("http") and not (document.parent / link).exists()]
+        assert not missing, document.name
