@@ -62,7 +62,7 @@ def card(entry: registry.Entry, text: dict[str, str]) -> str:
     cls = registry.get(entry.axis, entry.name)
     parts = [
         f"## {entry.name}",
-        f"`eq.{entry.axis}.{cls.__name__}`: {entry.summary}.",
+        f"`eq.{entry.axis}.{cls.__name__}`: {entry.help}.",
         f"- **Use it:** {text['use']}\n- **Avoid it:** {text['avoid']}",
         equations.markdown(inspect.getdoc(cls) or ""),
         *filter(None, [options(cls)]),
@@ -88,7 +88,8 @@ def pages() -> dict[str, str]:
     index = INDEX
     result = {}
     for axis, question in AXES.items():
-        entries = registry.entries(axis)
+        # The order of cards.toml keeps families together.
+        entries = sorted(registry.entries(axis), key=lambda entry: list(cards[axis]).index(entry.name))
         links = [f"[{entry.name}]({axis}.md#{entry.name})" for entry in entries]
         index += f"\n## {axis.capitalize()}\n{question} [The axis](../{axis}.md).\n\n" + " · ".join(links) + "\n"
         head = f"# Cards: {axis}\n{question} See [the {axis} axis](../{axis}.md) for the comparison of these methods.\n"

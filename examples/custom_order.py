@@ -26,10 +26,11 @@ class Blocks(Order):
     def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:
-        blocks = np.array_split(np.arange(self.context.examples), max(1, self.context.examples // self.size))
-        return np.concatenate([blocks[i] for i in self.context.rng(1, number).permutation(len(blocks))])
+        worker = self.context.worker
+        blocks = np.array_split(np.arange(worker.examples), max(1, worker.examples // self.size))
+        return np.concatenate([blocks[i] for i in worker.rng(1, number).permutation(len(blocks))])
 
-    def observe(self, positions: np.ndarray, view: eq.signal.View | None) -> None: ...
+    def observe(self, positions: np.ndarray, view: eq.signal.GradientView | None) -> None: ...
 
 
 if __name__ == "__main__":
