@@ -3,18 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CODE := src tests bench docs examples
 
 .PHONY: demo test check bench clean
 
 demo: $(STAMP)
 	$(BIN)/equipoise demo
 
-test: $(STAMP)
+test: check
 	$(BIN)/python -m pytest
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests bench docs
-	$(BIN)/ruff format --check src tests bench docs
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
 bench: $(STAMP)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .simulate.cluster import Cluster as Cluster
     from .simulate.cluster import Link as Link
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Cluster",
     "Link",
