@@ -196,7 +196,7 @@ def main() -> None:
         times.items(), key=lambda item: (item[0].startswith("without"), statistics.fmean(r["time"] for r in item[1]))
     ):
         cells = [
-            Spread.of(r[key] for r in rows).words("bytes" if key == "bytes" else "")
+            Spread.of(r[key] for r in rows).format("bytes" if key == "bytes" else "")
             for key in ("time", "samples", "rounds", "bytes")
         ]
         chosen = best.get(name) or pieces[name.removeprefix("without ")]

@@ -18,7 +18,7 @@ Command = Callable[..., Said]
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in a folder of its own; what it said."""
+    """Run the command in a temporary folder; returns the exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: object) -> Said:

@@ -1,4 +1,4 @@
-"""Failures of workers, seen from the terminal."""
+"""Failures of workers, as printed on the terminal."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.cli import main as entry
-from equipoise.config import build as assemble
+from equipoise.loop import from_recipe
 
 from .conftest import Command
 
@@ -15,8 +15,8 @@ FLAGS = ("--model", "logistic", "--workers", 2, "--quiet", "--out", "run", "--st
 
 
 def break_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    """A loss that raises, as code of a user might."""
-    real, made = assemble.LOSSES["classify"], [0]
+    """Make the loss raise after so many calls, as user code might."""
+    real, made = from_recipe.LOSSES["classify"], [0]
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         made[0] += 1
@@ -24,7 +24,7 @@ def break_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
             raise KeyError("my own mistake")
         return real(outputs, targets)
 
-    monkeypatch.setitem(assemble.LOSSES, "classify", loss)
+    monkeypatch.setitem(from_recipe.LOSSES, "classify", loss)
 
 
 @pytest.mark.parametrize("kind", ["--virtual", "--no-virtual"])
@@ -36,7 +36,7 @@ def test_an_exception_in_a_worker(command: Command, monkeypatch: pytest.MonkeyPa
     assert first.startswith("equipoise: worker ")
     assert "failed at step " in first
     assert "KeyError: 'my own mistake'" in first
-    assert second == "go on from its last checkpoint with: equipoise resume run"
+    assert second == "to continue from the last checkpoint: equipoise resume run"
     assert rest[0].startswith("Traceback")
     assert "my own mistake" in rest[-1]
 
@@ -50,14 +50,14 @@ def test_no_hint_where_there_is_no_checkpoint(command: Command, monkeypatch: pyt
 
 @pytest.mark.parametrize("kind", ["--virtual", "--no-virtual"])
 def test_a_loss_that_is_not_finite(command: Command, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setitem(assemble.LOSSES, "classify", lambda outputs, targets: outputs.sum() * float("nan"))
+    monkeypatch.setitem(from_recipe.LOSSES, "classify", lambda outputs, targets: outputs.sum() * float("nan"))
     said = command("train", *FLAGS, kind)
     assert said.code == 3
     assert len(said.err.splitlines()) == 1
     assert "step 1: the loss is nan" in said.err
 
 
-def test_a_fault_of_our_own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(words: Any) -> int:
         raise RuntimeError("oh")
 
@@ -77,15 +77,15 @@ def test_ctrl_c_before_there_are_workers(command: Command, monkeypatch: pytest.M
 
 
 def test_a_stop_has_the_code_of_its_signal(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = assemble.Job
+    real = from_recipe.Job
 
     def stopping(*args: Any, **options: Any) -> Any:
         job = real(*args, **options)
         job.stop.set()  # as the handler of Ctrl-C does
         return job
 
-    monkeypatch.setattr(assemble, "Job", stopping)
+    monkeypatch.setattr(from_recipe, "Job", stopping)
     said = command("train", *FLAGS, "--virtual")
     assert said.code == 130
-    assert said.out == "stopped at step 1; go on with: equipoise resume run\n"
+    assert said.out == "stopped at step 1; to continue: equipoise resume run\n"
     assert (tmp_path / "run" / "checkpoints" / "step-1").is_dir()

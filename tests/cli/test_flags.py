@@ -43,9 +43,9 @@ def parse(*words: str) -> Recipe:
     ],
 )
 def test_literals(text: str, value: Any) -> None:
-    found = literal(text)
-    assert found == value
-    assert type(found) is type(value)
+    parsed = literal(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 def test_dashes_and_underscores_are_the_same() -> None:
@@ -120,7 +120,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert (merged["workers"], merged["lr"], merged["momentum"]) == (8, 0.2, 0.0)
     assert merged["partition"] == {"name": "dirichlet", "alpha": 3.0}
     assert merged["batch"]["size"] == 16
-    # Another method does not inherit the options of the one it replaces; the same one does.
+    # A different method does not inherit the options of the one it replaces; the same method does.
     assert recipe.merged({"partition": "sorted"}).choices["partition"].options == {}
     assert recipe.merged({"partition": "dirichlet"}).choices["partition"].options == {"alpha": 0.1}
 

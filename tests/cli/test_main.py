@@ -12,7 +12,7 @@ from .conftest import Command
 
 
 def without_torch(code: str) -> str:
-    """Run code in a fresh interpreter and make sure that it has not loaded torch."""
+    """Run code in a fresh interpreter and check that it does not import torch."""
     script = f"import sys\n{code}\nassert 'torch' not in sys.modules, 'torch was imported'\n"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_list_shows_everything(command: Command) -> None:
     assert said.code == 0
     for entry in entries():
         assert entry.name in said.out
-        assert entry.summary in said.out
+        assert entry.help in said.out
     assert command("list", "order").out.splitlines()[0] == "order"
 
 
@@ -84,11 +84,11 @@ def test_list_refuses_unknown_names(command: Command) -> None:
 def test_doctor(command: Command) -> None:
     said = command("doctor")
     assert said.code == 0, said.out
-    for word in ("python", "torch", "numpy", "cores", "memory", "disk", "GPUs", "gloo", "all is well"):
+    for word in ("python", "torch", "numpy", "cores", "memory", "disk", "GPUs", "gloo", "no problems"):
         assert word in said.out
 
 
-def test_doctor_says_what_mends_a_problem(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_failed_check_and_goes_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from equipoise.cli import doctor
 
     def broken() -> doctor.Finding:
@@ -96,10 +96,12 @@ def test_doctor_says_what_mends_a_problem(command: Command, monkeypatch: pytest.
 
     broken.__name__ = "_disk"
     monkeypatch.setattr(doctor, "_disk", broken)
-    monkeypatch.setattr(doctor, "_gloo", lambda: doctor.Finding("workers", "fine"))
+    monkeypatch.setattr(doctor, "_gloo", lambda: doctor.Finding("gloo", "works"))
     said = command("doctor")
     assert said.code == 2
     assert "problem: disk: OSError: no such thing" in said.out
+    assert "gloo" in said.out
+    assert said.out.endswith("1 problem\n")
 
 
 def test_public_names() -> None:

@@ -18,20 +18,20 @@ def sha(folder: Path) -> str:
 
 
 def test_a_longer_run_is_the_same_as_one_that_never_ended(command: Command, tmp_path: Path) -> None:
-    assert command("train", "--steps", 30, "--out", "whole", "--momentum", 0.9, *SMALL).code == 0
+    assert command("train", "--steps", 30, "--out", "uninterrupted", "--momentum", 0.9, *SMALL).code == 0
     assert command("train", "--steps", 12, "--out", "parts", "--momentum", 0.9, *SMALL).code == 0
     said = command("resume", "parts", "--steps", 30, "--quiet")
     assert said.code == 0, said.err
-    assert sha(tmp_path / "parts") == sha(tmp_path / "whole")
+    assert sha(tmp_path / "parts") == sha(tmp_path / "uninterrupted")
     assert read_toml("parts/recipe.toml")["steps"] == 30
 
 
-def test_processes_may_go_on_with_what_virtual_workers_began(command: Command, tmp_path: Path) -> None:
-    assert command("train", "--steps", 12, "--out", "whole", *SMALL).code == 0
+def test_processes_continue_a_run_of_virtual_workers(command: Command, tmp_path: Path) -> None:
+    assert command("train", "--steps", 12, "--out", "uninterrupted", *SMALL).code == 0
     assert command("train", "--steps", 5, "--out", "parts", *SMALL).code == 0
     said = command("resume", "parts", "--steps", 12, "--no-virtual", "--deterministic", "--quiet")
     assert said.code == 0, said.err
-    assert sha(tmp_path / "parts") == sha(tmp_path / "whole")
+    assert sha(tmp_path / "parts") == sha(tmp_path / "uninterrupted")
 
 
 def test_a_finished_run_says_so(command: Command) -> None:
@@ -79,7 +79,7 @@ def test_other_choices_are_refused_with_a_diff(command: Command, tmp_path: Path)
     assert (tmp_path / "run" / "recipe.toml").read_text() == before
 
 
-def test_what_is_no_run(command: Command, tmp_path: Path) -> None:
+def test_folders_without_a_run(command: Command, tmp_path: Path) -> None:
     said = command("resume", "nowhere")
     assert said.code == 4
     assert "nowhere is not the folder of a run: it has no recipe.toml" in said.err
@@ -90,13 +90,13 @@ def test_what_is_no_run(command: Command, tmp_path: Path) -> None:
     assert "empty has no checkpoint to resume from" in said.err
 
 
-def test_a_schedule_is_resumed_where_it_was(command: Command, tmp_path: Path) -> None:
+def test_a_schedule_continues_where_it_was(command: Command, tmp_path: Path) -> None:
     flags = ("--schedule", "cosine", "--warmup", 0.1, "--checkpoint-every", 10, "--epochs", 2)
-    assert command("train", "--out", "whole", *flags, *SMALL).code == 0
-    before = sha(tmp_path / "whole")
-    said = command("resume", "whole", "--from", 40, "--quiet")
+    assert command("train", "--out", "uninterrupted", *flags, *SMALL).code == 0
+    before = sha(tmp_path / "uninterrupted")
+    said = command("resume", "uninterrupted", "--from", 40, "--quiet")
     assert said.code == 0, said.err
-    assert sha(tmp_path / "whole") == before
+    assert sha(tmp_path / "uninterrupted") == before
 
 
 @pytest.mark.timeout(60)
@@ -119,7 +119,7 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_run_ends_as_if_undisturbed(
     assert process.returncode == 143, err
     line = out.splitlines()[-1]
     assert line.startswith("stopped at step ")
-    assert line.endswith(f"; go on with: equipoise resume {run}")
+    assert line.endswith(f"; to continue: equipoise resume {run}")
     assert not (run / "result.json").exists()
     assert any((run / "checkpoints").glob("step-*"))
     said = command("resume", run, "--virtual", "--quiet")

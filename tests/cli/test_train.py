@@ -73,14 +73,14 @@ def test_dry_run_writes_nothing(command: Command, tmp_path: Path) -> None:
     (tmp_path / "said.toml").write_text(said.out)
     table = read_toml(tmp_path / "said.toml")
     assert table["model"] == {"name": "mlp", "hidden": [64]}
-    words = said.out.split("\n# ", 1)[1]
+    cost = said.out.split("\n# ", 1)[1]
     parameters = 64 * 64 + 64 + 64 * 10 + 10
-    assert f"{parameters:,} of 4 bytes" in words
-    assert "12 at the first batch sizes" in words
-    # A mean over four workers: each sends 2 (N - 1) messages, all together 2 (N - 1) vectors.
-    assert f"24 messages, {6 * parameters * 4:,} bytes" in words
-    assert f"6 messages, {6 * parameters:,} bytes" in words
-    assert "0 messages, 0 bytes" in words
+    assert f"{parameters:,} of 4 bytes" in cost
+    assert "12 at the initial batch sizes" in cost
+    # All-reduce over N = 4 workers: each sends 2 (N - 1) messages; together they send 2 (N - 1) vectors.
+    assert f"24 messages, {6 * parameters * 4:,} bytes" in cost
+    assert f"6 messages, {6 * parameters:,} bytes" in cost
+    assert "0 messages, 0 bytes" in cost
 
 
 @pytest.mark.parametrize("sync", ["all-reduce", "mgrawa", "lgrawa"])
@@ -128,7 +128,7 @@ def test_a_topology_that_nobody_uses_is_noted(command: Command) -> None:
         (["--partition", "from-file", "--virtual"], 2, "partition from-file needs a file"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_leaves_nothing(
+def test_invalid_requests_are_refused_and_leave_no_folder(
     command: Command, tmp_path: Path, words: list[object], code: int, message: str
 ) -> None:
     said = command("train", *words)
@@ -155,24 +155,24 @@ def test_a_folder_with_a_run_is_not_overwritten(command: Command) -> None:
     assert "run holds a run already" in said.err
 
 
-def test_torchrun_needs_a_folder_that_all_know(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_needs_a_shared_folder(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = command("train", "--steps", 1)
     assert said.code == 2
     assert "add --out FOLDER" in said.err
     said = command("train", "--steps", 1, "--workers", 3, "--out", "x")
-    assert "torchrun has started 2 workers and the recipe asks for 3" in said.err
+    assert "torchrun has started 2 workers but the recipe has 3" in said.err
 
 
-def test_other_processes_of_torchrun_neither_claim_nor_print(
+def test_other_ranks_of_torchrun_write_and_print_nothing(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from equipoise.cli import run_recipe as go
+    from equipoise.cli import run_recipe
     from equipoise.loop.train import Run
 
     result = {"steps": 1}
-    monkeypatch.setattr(go, "run_job", lambda job, **how: Run(result, None, job.folder))  # type: ignore[arg-type]
+    monkeypatch.setattr(run_recipe, "run_job", lambda job, **how: Run(result, None, job.folder))  # type: ignore[arg-type]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = command("train", "--out", "run")

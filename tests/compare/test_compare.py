@@ -1,4 +1,4 @@
-"""The whole command, small: resumed, interrupted, with choices that fail."""
+"""`equipoise compare` on small runs: resumed, interrupted, with choices that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLUSTER = '[[workers]]\ncount = 2\n[links]\nbandwidth = "1 Mbit"\nlatency = "1 m
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    """The first optimizer loads half of torch: done here, the forked runs share it."""
+    """The first optimizer imports much of torch: done once here, the forked runs share it."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
@@ -67,26 +67,26 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
     page = (here / "c" / "report.html").read_text()
     assert "all-reduce" in page
     assert "{equipoise," in page, "the page cites what the runs used"
-    # Finished runs are not repeated; a choice more and a seed more are all that is added.
+    # Finished runs are not repeated: only the new choice and the new seed run.
     before = stamps(here / "c")
     words[1] += ",easgd"
     assert compare(*words, "--seeds", 2) == 0
     after = stamps(here / "c")
     assert len(after) == 6
     assert {name: after[name] for name in before} == before
-    # Another recipe, another cluster: refused.
+    # A different recipe or a different cluster is refused.
     assert compare(*words, "--lr", 0.1) == 4
     assert (
-        "holds a run of another recipe: choose another folder with --out\n  lr: 0.5 there, 0.1 now"
+        "holds a run of a different recipe: choose another folder with --out\n  lr: 0.5 in the folder, 0.1 now"
         in capsys.readouterr().err
     )
     (here / "cluster.toml").write_text(CLUSTER.replace("1 Mbit", "2 Mbit"))
     assert compare(*words) == 4
-    assert "describes another cluster" in capsys.readouterr().err
+    assert "c/cluster.toml differs from " in capsys.readouterr().err
 
 
 def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # One cannot be built, one breaks down on the way, and the third is none the worse for it.
+    # The second cannot be built and the third fails when it runs; neither affects the first.
     words = ["--vary", "sync=all-reduce,detag:rounds=0,detag", "--vary", "period=1,1,3", "--list", "--seeds", 1]
     assert compare(*words, "--out", "c") == 0
     said = capsys.readouterr().out
@@ -95,19 +95,19 @@ def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[
     assert "rounds must be at least 1" in rows["detag:rounds=0, period 1"]["failure"]
     assert "period of 3 means nothing" in rows["detag, period 3"]["failure"]
     assert "failed: " in said
-    # Nothing but failures is an error.
+    # If every choice fails, the command fails.
     assert compare("--vary", "lr=1e38", "--weight-decay", 1, "--seeds", 1, "--out", "d") == 3
     assert "--nonfinite skip" in capsys.readouterr().out
 
 
-def test_half_done_runs_go_on(here: Path) -> None:
+def test_half_done_runs_are_resumed(here: Path) -> None:
     words = ["--vary", "sync=all-reduce", "--seeds", 1, "--out", "c", "--checkpoint-every", 2]
     assert compare(*words) == 0
     folder = here / "c" / "all-reduce" / "seed-0"
-    whole = json.loads((folder / "result.json").read_text())
+    before = json.loads((folder / "result.json").read_text())
     (folder / "result.json").unlink()
     assert compare(*words) == 0
-    assert json.loads((folder / "result.json").read_text())["params_sha256"] == whole["params_sha256"]
+    assert json.loads((folder / "result.json").read_text())["params_sha256"] == before["params_sha256"]
     assert '"resume"' in (folder / "events.jsonl").read_text()
 
 
@@ -120,7 +120,7 @@ def test_one_display_over_all_runs(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["compare", *words, "--vary", "sync=none,all-reduce", "--seeds", "1", "--out", "c"]) == 0
     said = capsys.readouterr().err
-    assert "1 of 2 runs are there from before" in said
+    assert "1 of 2 runs are already done" in said
     assert "2 of 2" in said
 
 
@@ -130,7 +130,7 @@ def test_one_target_and_no_torchrun(
     (here / "a.toml").write_text("until = 'loss=1'")
     (here / "b.toml").write_text("until = 'loss=2'")
     assert compare("a.toml", "b.toml", "--out", "c") == 2
-    assert "one target for all" in capsys.readouterr().err
+    assert "must share one target" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert compare("--vary", "lr=1", "--out", "c") == 2
@@ -145,7 +145,7 @@ def test_processes(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "nothing to compare"),
         (["--vary", "lr=1", "--seeds", "x"], "--seeds x: takes a whole number"),
@@ -156,13 +156,13 @@ def test_processes(here: Path) -> None:
         (["nowhere.toml"], "nowhere.toml: no such file"),
     ],
 )
-def test_nonsense_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*words) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def command(words: list[str], said: Path) -> None:
-    """The command as a process of its own, which prints to a file."""
+    """Target of a process that runs the command and prints to a file."""
     with said.open("w") as sys.stdout:
         code = main(words)
     os._exit(code)
@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_what_the_same_command_finishes(here: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     process.join(60)
     assert process.exitcode == 130
-    assert "stopped with 0 of 2 runs done; the same command with --out c goes on" in (here / "said").read_text()
+    assert "stopped with 0 of 2 runs done; to continue, repeat the command with --out c" in (here / "said").read_text()
     assert not (here / "c" / "d-psgd").exists()
     assert main(words) == 0
     assert '"resume"' in events.read_text()

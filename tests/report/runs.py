@@ -1,4 +1,4 @@
-"""Folders of runs, written by hand: small, and broken in every way."""
+"""Small folders of runs, written by hand."""
 
 import json
 from pathlib import Path
@@ -32,15 +32,15 @@ def event(kind: str, worker: int, step: int, **fields: Any) -> dict[str, Any]:
 
 
 def events(steps: int = 40, every: int = 10, timed: bool = True) -> list[dict[str, Any]]:
-    found = [event("start", w, 0, examples=6, classes=[4, 2] if w else [1, 5]) for w in (0, 1)]
+    result = [event("start", w, 0, examples=6, classes=[4, 2] if w else [1, 5]) for w in (0, 1)]
     for step in range(every, steps + 1, every):
         for w in (0, 1):
             spent = {"compute": step * (1 + w) / 4, "wait": step * (1 - w) / 4, "communicate": step / 2}
-            found.append(event("step", w, step, loss=1.0 / step + w, lr=0.1, batch=4, **(spent if timed else {})))
+            result.append(event("step", w, step, loss=1.0 / step + w, lr=0.1, batch=4, **(spent if timed else {})))
         models = {"mean": {"loss": 1 / step, "accuracy": 1 - 1 / step}}
-        found.append(event("evaluate", 0, step, models=models, health={"consensus": 0.5, "herding": 0.7}))
-    found.append(event("batch", 0, 5, consumed=20, new=[4, 4], noise_scale=33.0))
-    return found
+        result.append(event("evaluate", 0, step, models=models, health={"consensus": 0.5, "herding": 0.7}))
+    result.append(event("batch", 0, 5, consumed=20, new=[4, 4], noise_scale=33.0))
+    return result
 
 
 def write(

@@ -1,4 +1,5 @@
 import csv
+import html
 import io
 import json
 import re
@@ -53,50 +54,52 @@ def test_nothing_is_fetched_and_names_are_escaped(tmp_path: Path) -> None:
     assert path.stat().st_size < 2_500_000
 
 
-def test_without_plotly_there_is_a_plain_page(
+def test_without_plotly_the_page_has_tables_and_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(page, "library", lambda: None)
     (path,) = write_page([write(tmp_path / "a")])
     text = path.read_text()
-    assert "pip install plotly" in text
-    assert "pip install plotly" in capsys.readouterr().err
+    assert "pip install 'equipoise[pages]'" in html.unescape(text)
+    assert "pip install 'equipoise[pages]'" in capsys.readouterr().err
     assert "<script" not in text
     assert "<th>loss, mean</th>" in text
 
 
-def broken_tail(run: Path) -> None:
+def damage_tail(run: Path) -> None:
     with (run / "events.jsonl").open("a") as file:
         file.write('3\n{"event": "step", "worker"')
 
 
-BROKEN = {
+DAMAGED = {
     "not finished": lambda run: (run / "result.json").unlink(),
     "result.json cannot be read": lambda run: (run / "result.json").write_text("{"),
-    "result.json is not that of a run": lambda run: (run / "result.json").write_text("[]"),
+    "result.json is not the result of a run": lambda run: (run / "result.json").write_text("[]"),
     "no recipe.toml": lambda run: (run / "recipe.toml").unlink(),
     "not valid TOML": lambda run: (run / "recipe.toml").write_text("= 3"),
-    "events.jsonl holds no event": lambda run: (run / "events.jsonl").write_text(""),
-    "2 lines are broken": broken_tail,
-    "its topology cannot be drawn": lambda run: (run / "recipe.toml").write_text(
+    "events.jsonl is empty": lambda run: (run / "events.jsonl").write_text(""),
+    "2 lines are damaged": damage_tail,
+    "the topology cannot be drawn": lambda run: (run / "recipe.toml").write_text(
         'workers = 2\n[topology]\nname = "moebius"\n'
     ),
 }
 
 
-@pytest.mark.parametrize("words", BROKEN)
-def test_what_is_broken_is_said_and_the_rest_still_comes_out(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("note", DAMAGED)
+def test_damaged_files_become_notes_and_the_rest_is_shown(
+    note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, run = write(tmp_path / "whole"), write(tmp_path / "run")
-    BROKEN[words](run)
-    for runs in ([run], [whole, run]):
+    intact, run = write(tmp_path / "intact"), write(tmp_path / "run")
+    DAMAGED[note](run)
+    for runs in ([run], [intact, run]):
         assert main(["report", *map(str, runs), "--out", str(tmp_path / "page.html")]) == 0
         text = (tmp_path / "page.html").read_text()
-        assert words in text
-        assert words in capsys.readouterr().err
-        # Whatever is broken, two of events, recipe and result are left.
-        assert ('id="data"' in text) + ("<h2>The end" in text) + ("recipe" in text) >= 2
+        assert note in text
+        assert note in capsys.readouterr().err
+        # One file is damaged, so at least two of curves, results and recipe are left.
+        assert ('id="data"' in text) + ("<h2>Final results" in text) + (
+            "<h2>Recipe" in text or "recipes</h2>" in text
+        ) >= 2
     assert 'id="data"' in text
 
 
@@ -107,7 +110,7 @@ def test_a_run_of_another_version_says_so(tmp_path: Path, capsys: pytest.Capture
     assert "an older version wrote them" in path.read_text()
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(tmp_path / "a")
     assert main(["report", str(good), str(tmp_path / "nowhere")]) == 2
     assert "nowhere is not the folder of a run" in capsys.readouterr().err
@@ -140,10 +143,10 @@ def test_the_page_of_a_real_run(
     assert (said.out, said.err) == ("written: run/report.html\n", "")
     text = (tmp_path / "run" / "report.html").read_text()
     assert "Training loss" in text
-    assert "Which classes the workers own" in text
+    assert "Classes per worker" in text
 
 
 def test_every_run_has_a_colour_of_its_own() -> None:
-    found = payload.colours(40)
-    assert len(set(found)) == 40
-    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in found)
+    colours = payload.colours(40)
+    assert len(set(colours)) == 40
+    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)

@@ -1,4 +1,4 @@
-"""`equipoise doctor`: can this machine run Equipoise, and if not, what mends it?"""
+"""`equipoise doctor`: check whether this machine can run Equipoise, and say how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
+from .columns import columns
 from .parser import Parser
+
+_OPTIONAL = (
+    ("plotly", "pages", "curves on report pages"),
+    ("scikit-learn", "digits", "the bundled digits"),
+    ("numba", "partition", "submodular partitions"),
+    ("matplotlib", "plot", "pictures"),
+    ("pillow", "images", "CIFAR-10 images"),
+    ("tensorboard", "tensorboard", "TensorBoard logs"),
+)
 
 
 class Finding(NamedTuple):
-    what: str
-    found: str
-    problem: str = ""  # with the fix; empty where all is well
+    check: str
+    status: str
+    problem: str = ""  # what is wrong and how to fix it; empty if nothing is
 
 
 def configure(parser: Parser) -> None: ...
@@ -25,42 +35,45 @@ def configure(parser: Parser) -> None: ...
 
 def run(arguments: argparse.Namespace) -> int:
     findings = examine()
-    width = max(len(finding.what) for finding in findings) + 2
-    for finding in findings:
-        print(f"{finding.what:<{width}}{finding.found}")
+    print(columns([(finding.check, finding.status) for finding in findings]))
     problems = [finding for finding in findings if finding.problem]
     for finding in problems:
-        print(f"problem: {finding.what}: {finding.problem}")
-    print(f"{len(problems)} problems" if problems else "all is well")
+        print(f"problem: {finding.check}: {finding.problem}")
+    print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "no problems")
     return 2 if problems else 0
 
 
 def examine() -> list[Finding]:
-    """Everything that is looked at, in the order it is shown."""
+    """All checks, in the order they are printed."""
     from .. import __version__
 
     checks: list[Callable[[], Finding]] = [_memory, _disk, _gpus, _gloo]
     return [
         Finding("equipoise", __version__),
         Finding("python", platform.python_version()),
-        *(_package(name) for name in ("torch", "numpy", "rich", "scikit-learn")),
-        *(_package(name, optional) for name, optional in (("matplotlib", "figures"), ("tensorboard", "--tensorboard"))),
+        *(_required(name) for name in ("torch", "numpy", "rich", "tomli-w")),
+        *(_optional(name, extra, purpose) for name, extra, purpose in _OPTIONAL),
         Finding("cores", str(os.cpu_count())),
-        *(_tried(check) for check in checks),
+        *(_guarded(check) for check in checks),
     ]
 
 
-def _package(name: str, optional: str | None = None) -> Finding:
+def _required(name: str) -> Finding:
     try:
         return Finding(name, version(name))
     except PackageNotFoundError:
-        if optional is not None:
-            return Finding(name, f"not installed (needed for {optional} only: pip install {name})")
         return Finding(name, "not installed", f"pip install {name}")
 
 
-def _tried(check: Callable[[], Finding]) -> Finding:
-    """A check that breaks is a finding of its own: this command must come to its end."""
+def _optional(name: str, extra: str, purpose: str) -> Finding:
+    try:
+        return Finding(name, version(name))
+    except PackageNotFoundError:
+        return Finding(name, f"not installed; {purpose} need it: pip install 'equipoise[{extra}]'")
+
+
+def _guarded(check: Callable[[], Finding]) -> Finding:
+    """A check that raises becomes a finding, so that the remaining checks still run."""
     try:
         return check()
     except Exception as error:
@@ -76,15 +89,14 @@ def _memory() -> Finding:
 def _disk() -> Finding:
     here = os.getcwd()
     free = shutil.disk_usage(here).free
-    words = f"{free / 1e9:.1f} GB free in {here}"
+    status = f"{free / 1e9:.1f} GB free in {here}"
     try:
         with tempfile.TemporaryFile(dir=here):
             pass
     except OSError as error:
-        return Finding(
-            "disk", words, f"cannot write here ({error.strerror}): change the folder, or pass --out elsewhere"
-        )
-    return Finding("disk", words, "" if free > 1e8 else "less than 0.1 GB is free: checkpoints may not fit")
+        problem = f"cannot write here ({error.strerror}): change to another folder, or pass --out"
+        return Finding("disk", status, problem)
+    return Finding("disk", status, "" if free > 1e8 else "less than 0.1 GB is free: checkpoints may not fit")
 
 
 def _gpus() -> Finding:
@@ -94,7 +106,7 @@ def _gpus() -> Finding:
 
 
 def _gloo() -> Finding:
-    """Two forked processes add a number: what every run with processes rests on."""
+    """All-reduce between two forked processes, which every run on processes needs."""
     import torch
 
     from ..comm.base import Comm
@@ -106,7 +118,8 @@ def _gloo() -> Finding:
     try:
         sums = run_processes(work, 2, timeout=30.0)
     except Exception as error:
-        words = f"{str(error).splitlines()[0]}; use --virtual, or let processes connect to 127.0.0.1"
-        return Finding("workers", "two processes could not talk to each other", words)
-    fine = sums == [3.0, 3.0]
-    return Finding("workers", "two processes talk over gloo", "" if fine else f"1 + 2 gave {sums}: reinstall torch")
+        problem = f"{str(error).splitlines()[0]}; use --virtual, or allow processes to connect to 127.0.0.1"
+        return Finding("gloo", "two processes cannot communicate", problem)
+    correct = sums == [3.0, 3.0]
+    status = "all-reduce between two processes works" if correct else "all-reduce between two processes is wrong"
+    return Finding("gloo", status, "" if correct else f"1 + 2 gave {sums}: reinstall torch")

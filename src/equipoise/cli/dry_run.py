@@ -1,4 +1,4 @@
-"""`--dry-run`: the resolved recipe and what it will cost, without a single step."""
+"""`--dry-run`: the resolved recipe and its communication cost, without a single step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..sync.none import NoSync
 
 
 def forecast(recipe: Recipe) -> str:
-    """TOML throughout: the cost stands in comments."""
+    """The recipe as TOML; the cost follows in comments, so that the output is a recipe file."""
     job, how = assemble(recipe)
     rows = cost(job, how["workers"])
     width = max(len(name) for name, _ in rows) + 2
@@ -26,25 +26,25 @@ def forecast(recipe: Recipe) -> str:
 def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     flat = Flat(job.model())
     sync = job.sync if workers > 1 else NoSync()
-    quiet, talking = (
+    without_round, with_round = (
         [sum(column) for column in zip(*(sync.cost(flat.size, r, workers, due) for r in range(workers)), strict=True)]
         for due in (False, True)
     )
-    found = [
+    rows = [
         ("parameters", f"{len(flat):,} of {flat.size.itemsize} bytes"),
         ("examples", f"{len(job.train):,} on {workers} workers"),
-        ("steps per epoch", f"{steps_per_epoch(job, workers):,} at the first batch sizes"),
-        ("step without a round", _words(quiet)),
-        ("step with a round", _words(talking)),
+        ("steps per epoch", f"{steps_per_epoch(job, workers):,} at the initial batch sizes"),
+        ("step without a round", _format(without_round)),
+        ("step with a round", _format(with_round)),
     ]
     if isinstance(job.period, Every):
-        average = [q + (t - q) / job.period.steps for q, t in zip(quiet, talking, strict=True)]
-        found.append(("step on average", _words(average)))
-    return found
+        average = [a + (b - a) / job.period.steps for a, b in zip(without_round, with_round, strict=True)]
+        rows.append(("step on average", _format(average)))
+    return rows
 
 
 def steps_per_epoch(job: Job, workers: int) -> int:
-    """Until the last worker is through its block, or the first one where the last batch is dropped."""
+    """Steps until the last worker has finished its block; with drop_last, until the first one has."""
     blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
     world = World(workers)
     comm = VirtualComm(world, world.workers[0])
@@ -54,6 +54,6 @@ def steps_per_epoch(job: Job, workers: int) -> int:
     return min(n // b for n, b in pairs) if job.drop_last else max(-(-n // b) for n, b in pairs)
 
 
-def _words(pair: list[Any]) -> str:
+def _format(pair: list[Any]) -> str:
     messages, bytes = pair
-    return f"{messages:,.6g} messages, {bytes:,.0f} bytes sent by the sync of all workers"
+    return f"{messages:,.6g} messages, {bytes:,.0f} bytes sent by all workers for the sync"

@@ -1,4 +1,4 @@
-"""What an error looks like at the terminal: its first line is the cause, the worker and the step."""
+"""Errors on the terminal: the first line names the cause, the worker and the step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..core.torchrun import rank
 
 
 def explain(error: BaseException) -> int:
-    """Print the error on stderr; the exit code it asks for. Hints and tracebacks follow the first line."""
+    """Print the error on stderr and return its exit code. Hints and tracebacks follow the first line."""
     code, head, trace = verdict(error)
-    # Processes of torchrun fail each on its own, and each knows only of itself.
+    # Under torchrun every process reports its own error.
     who = f"process {rank()}: " if rank() else ""
     lines = [f"equipoise: {who}{head}"]
     run = getattr(error, "equipoise_run", None)
     if code in (1, 3) and run is not None and has_checkpoint(run):
-        lines.append(f"go on from its last checkpoint with: {resume_command(run)}")
+        lines.append(f"to continue from the last checkpoint: {resume_command(run)}")
     if trace:
         lines.append(trace.rstrip())
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The flags of a recipe: one per axis, dotted ones for its options, one per plain setting."""
+"""The flags of a recipe: one per axis, dotted flags for its options, one per setting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .parser import Parser
 _QUESTIONS = {
     "partition": "which examples a worker owns",
     "order": "in which order it visits them",
-    "batch": "how many per step: a name, a number, or one number per worker (8,16,32)",
-    "period": "when workers talk: a name, or a number H for every H steps",
-    "topology": "who talks to whom",
+    "batch": "how many examples per step: a name, a number, or one number per worker (8,16,32)",
+    "period": "when workers communicate: a name, or a number H for every H steps",
+    "topology": "which workers communicate with each other",
     "sync": "what they exchange and how they combine it",
     "data": "what to train on",
     "model": "what to train",
 }
-_DECIDED = {
+_DEFAULTS = {
     "batch": "32",
     "period": "1",
-    "topology": "the one of the sync",
+    "topology": "chosen by the sync",
     "sync": "all-reduce, or periodic-average with a period",
     "model": "one that fits the data",
 }
@@ -34,36 +34,36 @@ _METAVARS = {"cluster": "FILE", "budget": "TIME", "out": "FOLDER"}
 
 
 def add_recipe_flags(parser: Parser) -> None:
-    """Every axis and every setting; nothing that is left out appears in the arguments."""
+    """Add a flag for every axis and every setting. A flag that is not given leaves no attribute in the arguments."""
     parser.dotted = AXES
     group = parser.add_argument_group(
         "choices",
-        "Names: equipoise list AXIS. Options: equipoise list AXIS NAME; set with --AXIS.OPTION VALUE.",
+        "equipoise list AXIS shows the names, equipoise list AXIS NAME the options; set one with --AXIS.OPTION VALUE.",
     )
     for axis in AXES:
-        default = _DECIDED.get(axis, DEFAULTS.get(axis))
-        words = f"{_QUESTIONS[axis]} (default: {default})"
-        group.add_argument(f"--{axis}", metavar="NAME", default=argparse.SUPPRESS, help=words)
+        default = _DEFAULTS.get(axis, DEFAULTS.get(axis))
+        text = f"{_QUESTIONS[axis]} (default: {default})"
+        group.add_argument(f"--{axis}", metavar="NAME", default=argparse.SUPPRESS, help=text)
     groups: dict[str, Any] = {}
     for setting in SETTINGS.values():
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
         flag = f"--{setting.name.replace('_', '-')}"
-        words = setting.help.replace("%", "%%")
+        text = setting.help.replace("%", "%%")
         if setting.default is not None and setting.kind is not bool:
-            words += f" (default: {setting.default:g})" if setting.kind is not str else f" (default: {setting.default})"
+            text += f" (default: {setting.default:g})" if setting.kind is not str else f" (default: {setting.default})"
         if setting.kind is bool:
             groups[setting.group].add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=words
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
             continue
         named = "|".join(setting.choices) or _METAVARS.get(setting.name)
         metavar = named or ("N" if setting.kind is int else "X")
-        groups[setting.group].add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
+        groups[setting.group].add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
 def table_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags that were given, in the shape of a recipe file."""
+    """The given flags in the structure of a recipe file."""
     given = vars(arguments)
     table: dict[str, Any] = {}
     for name, setting in SETTINGS.items():
@@ -82,5 +82,5 @@ def table_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def recipe_of(arguments: argparse.Namespace, base: Recipe) -> Recipe:
-    """`base` with the flags on top."""
+    """`base` with the flags applied."""
     return base.merged(table_of(arguments), "flags")

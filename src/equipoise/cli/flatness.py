@@ -1,4 +1,4 @@
-"""`equipoise flatness RUN`: how flat the loss is around the model of a run."""
+"""`equipoise flatness RUN`: how flat the loss is around the trained model of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..config.literal import literal
 from ..core.errors import CheckpointError, UserError
 from ..loop.from_recipe import assemble
+from .columns import columns
+from .numbers import integer
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
     from ..loop.job import Job
 
-_WORDS = """The model is that of the newest checkpoint, in eval mode, on examples that are drawn once. BatchNorm's
-statistics are recomputed on the training data where the run says --buffers recompute, and the workers' mean otherwise.
-Numbers go to RUN/flatness.json, the loss along random directions to RUN/flatness.png (with matplotlib).
+_DESCRIPTION = """The model of the newest checkpoint is measured in eval mode on a fixed sample of examples. BatchNorm
+statistics are recomputed on the training data if the run uses --buffers recompute; otherwise they are the mean over
+workers. Numbers are written to RUN/flatness.json, the loss along random directions to RUN/flatness.png, which needs
+matplotlib.
 
 examples:
   equipoise flatness runs/demo-1
@@ -28,23 +31,28 @@ examples:
 
 
 def configure(parser: Parser) -> None:
-    parser.usage, parser.epilog = "equipoise flatness RUN [flags]", _WORDS
+    parser.usage, parser.epilog = "equipoise flatness RUN [flags]", _DESCRIPTION
     parser.add_argument("run", metavar="RUN", help="folder of a run with a checkpoint")
     parser.add_argument("--of", default="mean", metavar="mean|centre", help="which model (default: mean)")
     parser.add_argument("--on", default="train", metavar="train|test", help="which data (default: train)")
-    for flag, default, words in (
-        ("--examples", "1024", "so many of them, drawn once"),
-        ("--probes", "30", "random vectors for the trace"),
-        ("--most", "40", "products with the Hessian for the largest eigenvalue, at most"),
-        ("--directions", "5", "random directions along which the loss is drawn"),
-        ("--seed", "0", "of the examples, probes and directions"),
+    for flag, default, text in (
+        ("--examples", "1024", "size of the sample"),
+        ("--probes", "30", "random vectors for the estimate of the trace"),
+        ("--most", "40", "Hessian-vector products for the largest eigenvalue, at most"),
+        ("--directions", "5", "random directions along which the loss is plotted"),
+        ("--seed", "0", "seed of the sample, the random vectors and the directions"),
     ):
-        parser.add_argument(flag, default=default, metavar="N", help=f"{words} (default: {default})")
-    parser.add_argument("--radius", default="0.5", metavar="X", help="how far along them (default: 0.5)")
+        parser.add_argument(flag, default=default, metavar="N", help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--radius", default="0.5", metavar="X", help="largest distance along a direction (default: 0.5)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    numbers = {name: _whole(arguments, name) for name in ("examples", "probes", "most", "directions", "seed")}
+    numbers = {
+        name: integer(name, getattr(arguments, name), least=0 if name == "seed" else 1)
+        for name in ("examples", "probes", "most", "directions", "seed")
+    }
     radius = literal(arguments.radius)
     if not isinstance(radius, (int, float)) or isinstance(radius, bool) or not radius > 0:
         raise UserError(f"--radius {arguments.radius}: takes a number above zero")
@@ -60,23 +68,22 @@ def run(arguments: argparse.Namespace) -> int:
     job, _ = assemble(read(folder))
     model, step, statistics = load(job, folder, arguments.of)
     source = job.train if arguments.on == "train" or job.test is None else job.test
-    found = measure(model, job.loss, source, **numbers, radius=float(radius))
+    flatness = measure(model, job.loss, source, **numbers, radius=float(radius))
     rows = [
         ("model", f"{arguments.of} of step {step}; BatchNorm: {statistics}"),
         ("data", f"{arguments.on}, eval mode"),
-        *found.rows(),
+        *flatness.rows(),
     ]
-    about = {"run": str(folder), "step": step, "model": arguments.of, "data": arguments.on, "statistics": statistics}
+    header = {"run": str(folder), "step": step, "model": arguments.of, "data": arguments.on, "statistics": statistics}
     written = [folder / "flatness.json"]
     try:
-        written[0].write_text(json.dumps(about | found.plain(), indent=1) + "\n")
+        written[0].write_text(json.dumps(header | flatness.plain(), indent=1) + "\n")
         if available():
             written.append(folder / "flatness.png")
-            draw({f"{arguments.of}, {arguments.on} data": found.profile}, written[1])
+            draw({f"{arguments.of}, {arguments.on} data": flatness.profile}, written[1])
     except OSError as error:
         raise UserError(f"cannot write {written[-1]}: {error.strerror}") from None
-    width = max(len(name) for name, _ in rows) + 2
-    print("\n".join(f"{name:<{width}}{value}" for name, value in rows))
+    print(columns(rows))
     print("\n".join(f"written: {path}" for path in written))
     return 0
 
@@ -98,19 +105,12 @@ def load(job: Job, folder: Path, of: str) -> tuple[nn.Module, int, str]:
     if of == "centre":
         centre = states[0]["sync"].get("middle")
         if centre is None:
-            raise CheckpointError(f"{folder}: its sync keeps no centre: use --of mean")
+            raise CheckpointError(f"{folder}: its sync has no centre model: use --of mean")
         flat = Flat(model)
         flat.x.copy_(centre)
         flat.scatter()
-    statistics = "none" if not len(Buffers(model)) else "the workers' mean"
+    statistics = "none" if not len(Buffers(model)) else "mean over workers"
     if len(Buffers(model)) and job.buffers == "recompute":
         recompute_statistics(model, job.train, np.arange(len(job.train)), job.device)
         statistics = "recomputed on the training data"
     return model, manifest["step"], statistics
-
-
-def _whole(arguments: argparse.Namespace, name: str) -> int:
-    value = literal(getattr(arguments, name))
-    if not isinstance(value, int) or isinstance(value, bool) or value < (0 if name == "seed" else 1):
-        raise UserError(f"--{name} {getattr(arguments, name)}: takes a whole number, at least 1")
-    return value

@@ -21,7 +21,7 @@ _EXAMPLES = """examples:
 def configure(parser: Parser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("axis", nargs="?", metavar="AXIS", help=f"one of {', '.join(AXES)}")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a method on it: its options and what it does")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a method of this axis: what it does and its options")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def card(axis: str, name: str) -> str:
-    """What one method does and which options it takes."""
+    """What one method does and its options."""
     cls: Any = get(axis, name)
     name = name.replace("_", "-")
     summary = next(entry.help for entry in entries(axis) if entry.name == name)
@@ -57,17 +57,17 @@ def card(axis: str, name: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _row(axis: str, field: dataclasses.Field) -> tuple[str, str, str, str]:
+def _row(axis: str, field: dataclasses.Field[Any]) -> tuple[str, str, str, str]:
     if field.default is not dataclasses.MISSING:
         default = repr(field.default)
     elif field.default_factory is not dataclasses.MISSING:
         default = repr(field.default_factory())
     else:
         default = "required"
-    words = field.metadata.get("help", "")
+    text = field.metadata.get("help", "")
     choices = field.metadata.get("choices")
     if choices:
-        words += f" (one of {', '.join(map(str, choices))})"
+        text += f" (one of {', '.join(map(str, choices))})"
     flag = "--topology" if field.name == "topology" else f"--{axis}.{field.name}"
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    return flag, kind, default, words
+    return flag, kind, default, text

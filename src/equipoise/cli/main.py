@@ -1,4 +1,4 @@
-"""The command `equipoise`. Only what a sub-command needs is imported, and torch by none before it must."""
+"""The command `equipoise`. A sub-command imports only what it needs, and torch as late as possible."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from ..core.errors import EXIT_CODES, UserError
 from .failure import explain
 from .parser import Parser, closest
 
-# One line a sub-command: `cli/NAME.py` has `configure(parser)` and `run(arguments) -> exit code`.
+# Name and help of each sub-command. `cli/NAME.py` has `configure(parser)` and `run(arguments) -> exit code`.
 COMMANDS = {
-    "demo": "the tour: a baseline, the five systems and all of them together; no arguments, no download",
-    "train": "train by a recipe: a TOML file, flags, or both",
-    "compare": "run several choices with several seeds and say what wins, by how much and why",
-    "resume": "go on with a run that was stopped, or longer than it was",
-    "report": "one page about one run or several: curves against any axis, workers, recipes",
-    "reproduce": "check the papers' claims: what they say, what is measured, pass or fail",
-    "cite": "BibTeX for what runs have used",
-    "partition": "divide a data set by the workers' speeds, audit the division, compare several",
-    "cluster": "measure these machines and their links into a cluster file, or show one",
-    "flatness": "measure how flat the loss is around the model of a run",
-    "topology": "inspect and draw a topology: its edges, spectral gap, diameter",
-    "list": "the methods on every axis, and the options of one",
-    "doctor": "check this machine",
+    "demo": "compare a baseline, five methods and all of them together; no arguments, no download",
+    "train": "train from a recipe: a TOML file, flags, or both",
+    "compare": "run several choices with several seeds; show which wins, by how much and why",
+    "resume": "continue a run that was stopped, or extend one that is finished",
+    "report": "write a page about one or several runs: curves, workers, recipes",
+    "reproduce": "check the claims of the papers: claim, measurement, pass or fail",
+    "cite": "print BibTeX for the methods that runs used",
+    "partition": "partition a data set by the speeds of the workers; inspect or compare partitions",
+    "cluster": "measure these machines and their links, or show a cluster file",
+    "flatness": "measure how flat the loss is around the trained model of a run",
+    "topology": "inspect and draw a topology: edges, spectral gap, diameter",
+    "list": "list the methods of every axis, or the options of one method",
+    "doctor": "check whether this machine can run Equipoise",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code (see `errors.EXIT_CODES`)."""
+    """Run the command and return its exit code (see `errors.EXIT_CODES`)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return dispatch(words)
-    except SystemExit as exit:  # argparse, after --help
+    except SystemExit as exit:  # raised by argparse after --help
         return exit.code if isinstance(exit.code, int) else 0
     except KeyboardInterrupt:
         print("equipoise: interrupted", file=sys.stderr)
@@ -61,20 +61,21 @@ def dispatch(words: list[str]) -> int:
     module = importlib.import_module(f"equipoise.cli.{name.replace('-', '_')}")
     parser = Parser(prog=f"equipoise {name}", description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}.")
     module.configure(parser)
-    return module.run(parser.parse(words[1:]))
+    code: int = module.run(parser.parse(words[1:]))
+    return code
 
 
 def overview() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{words}" for name, words in COMMANDS.items()]
-    codes = [f"  {code:<{width}}{words}" for code, words in EXIT_CODES.items()]
+    lines = [f"  {name:<{width}}{text}" for name, text in COMMANDS.items()]
+    codes = [f"  {code:<{width}}{text}" for code, text in EXIT_CODES.items()]
     return "\n".join(
         [
             "usage: equipoise COMMAND [ARGUMENTS]",
             "",
-            "Train one model on unequal workers, with slow links and uneven data.",
+            "Train one model on many unequal workers: stragglers, slow links, non-IID data.",
             "",
-            "commands (equipoise COMMAND --help says more):",
+            "commands (details: equipoise COMMAND --help):",
             *lines,
             "",
             "exit codes:",

@@ -1,4 +1,4 @@
-"""argparse with three habits more: `--a_b` is `--a-b`, flags may be dotted, typing errors get a hint."""
+"""argparse with three additions: `--a_b` means `--a-b`, flags may be dotted, misspelt flags get a suggestion."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NUMBER = re.compile(r"-(\d|\.\d)")
 
 
 def closest(word: str, known: Sequence[str]) -> str:
-    """A hint in front of another one: too many names to list them all."""
+    """A suggestion for a misspelt word, or nothing."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}? " if near else ""
 
 
 class Parser(argparse.ArgumentParser):
-    """`dotted`: the words before the dot in flags such as `--sync.rounds 4`; see `arguments.dotted`."""
+    """`dotted`: axes allowed before the dot in flags such as `--sync.rounds 4`; values go to `arguments.dotted`."""
 
     def __init__(self, **options: Any):
         super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}: try {self.prog} --help")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The arguments; a misspelt flag is refused before its value could be taken for something else."""
+        """Parse the words. A misspelt flag is refused first, before argparse takes its value for another argument."""
         rest: list[str] = []
         dotted: dict[str, dict[str, Any]] = {}
         queue = list(words)
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
             flag, equals, value = word.partition("=")
             flag = flag.replace("_", "-")
             if "." not in flag:
-                self._known(flag)
+                self._check_known(flag)
                 rest.append(flag + equals + value)
                 continue
             axis, option = self._split(flag)
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         arguments.dotted = dotted
         return arguments
 
-    def _known(self, flag: str) -> None:
+    def _check_known(self, flag: str) -> None:
         flags = [f for f in self._option_string_actions if f.startswith("--")]
         if flag not in flags:
             raise UserError(f"unknown flag {flag}: {closest(flag, flags)}try {self.prog} --help")

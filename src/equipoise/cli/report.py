@@ -10,22 +10,30 @@ from .parser import Parser
 
 FORMATS = ("html", "md", "csv", "json")
 
+_EXAMPLES = """examples:
+  equipoise report runs/demo-1
+  equipoise report runs/a runs/b --out both.html
+  equipoise report runs/a --format csv > curves.csv
+"""
+
 
 def configure(parser: Parser) -> None:
-    parser.epilog = "examples:\n  equipoise report runs/demo-1\n  equipoise report runs/a runs/b --out both.html\n  equipoise report runs/a --format csv > curves.csv"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; several are laid over each other")
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="folder of a run; the curves of several runs share their plots"
+    )
     parser.add_argument(
         "--format",
         default="html",
         metavar="F",
-        help="html (default): one page that opens offline; md: tables; csv: every curve; json: everything",
+        help="html (default): a page that works offline; md: tables; csv: every curve; json: everything",
     )
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="where to write (default: RUN/report.html for one run, report.html for several; the other formats: standard output)",
+        help="file to write (default: RUN/report.html, report.html for several runs; other formats: standard output)",
     )
-    parser.add_argument("--title", default="", metavar="WORDS", help="of the page")
+    parser.add_argument("--title", default="", metavar="WORDS", help="title of the page")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"written: {path}")
         return 0
     from ..report.export import export
-    from ..report.runs import load_runs, say
+    from ..report.runs import load_runs, print_notes
 
     runs = load_runs(folders)
-    say(runs)
+    print_notes(runs)
     text = export(runs, arguments.format)
     if out is None:
         print(text, end="")

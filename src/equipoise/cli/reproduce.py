@@ -26,22 +26,24 @@ _EXAMPLES = """examples:
 def configure(parser: Parser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("names", nargs="*", metavar="NAME", help="a claim, or a paper: " + ", ".join(PAPERS))
-    parser.add_argument("--list", action="store_true", help="what can be checked")
-    parser.add_argument("--all", action="store_true", help="every claim")
-    parser.add_argument("--scale", default="small", metavar="S", help="small (default) or full: the papers' sizes")
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of CIFAR-10, which some claims need at full scale")
-    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
-    parser.add_argument("--write", metavar="FILE", help="also write them as a page of documentation (Markdown)")
+    parser.add_argument("--list", action="store_true", help="list the claims")
+    parser.add_argument("--all", action="store_true", help="check every claim")
+    parser.add_argument(
+        "--scale", default="small", metavar="S", help="small (default), or full for the sizes of the papers"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with CIFAR-10, which some claims need at full scale")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--write", metavar="FILE", help="also write the results as a Markdown page")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        print(json.dumps([_about(claim) for claim in CLAIMS], indent=1) if arguments.json else listing())
+        print(json.dumps([_description(claim) for claim in CLAIMS], indent=1) if arguments.json else listing())
         return 0
     claims = chosen(arguments.names, arguments.all)
     if arguments.scale not in SCALES:
         raise UserError(f"--scale {arguments.scale}: takes {' or '.join(SCALES)}")
-    for claim in claims:  # what is missing is said before hours are spent
+    for claim in claims:  # missing data is reported before hours of computation
         claim.arguments(arguments.scale, arguments.data_dir)
     outcomes = []
     for claim in claims:
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(conclusion(outcomes[-1]), flush=True)
     if arguments.json:
-        print(json.dumps([_about(o.claim) | _result(o) for o in outcomes], indent=1))
+        print(json.dumps([_description(o.claim) | _result(o) for o in outcomes], indent=1))
     elif len(outcomes) > 1:
         print(f"{sum(o.passed for o in outcomes)} of {len(outcomes)} claims hold at scale {arguments.scale}")
     if arguments.write is not None:
@@ -62,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def chosen(names: list[str], everything: bool) -> list[Claim]:
-    """The claims that were asked for, each once, in the order of the catalogue."""
+    """The selected claims, each once, in the order of the catalogue."""
     if everything or not names:
         if names or not everything:
-            raise UserError("name a claim, or use --all: equipoise reproduce --list shows them")
+            raise UserError("name a claim, or use --all; equipoise reproduce --list shows the names")
         return list(CLAIMS)
     known = [claim.name for claim in CLAIMS]
     for name in names:
@@ -83,22 +85,22 @@ def listing() -> str:
 
 
 def introduction(claim: Claim, scale: str) -> str:
-    rows = [("paper", PAPERS[claim.paper]), ("says", claim.says), ("recipe", claim.recipe)]
+    rows = [("paper", PAPERS[claim.paper]), ("claim", claim.says), ("setup", claim.recipe)]
     rows.append(("sizes", claim.sizes(scale)))
-    return "\n".join([claim.name, *(f"  {name:<10}{words}" for name, words in rows)])
+    return "\n".join([claim.name, *(f"  {name:<10}{text}" for name, text in rows)])
 
 
 def conclusion(outcome: Outcome) -> str:
     rows = [("quantity", "measured", "expected", ""), *outcome.rows()]
     widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
     lines = ["  " + "".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)) + row[3] for row in rows]
-    words = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s"]
+    verdict = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s"]
     if outcome.claim.remark:
-        words.append(f"  {outcome.claim.remark}")
-    return "\n".join([*(line.rstrip() for line in lines), *words, ""])
+        verdict.append(f"  {outcome.claim.remark}")
+    return "\n".join([*(line.rstrip() for line in lines), *verdict, ""])
 
 
-def _about(claim: Claim) -> dict[str, Any]:
+def _description(claim: Claim) -> dict[str, Any]:
     return {"name": claim.name, "paper": PAPERS[claim.paper], "says": claim.says, "recipe": claim.recipe}
 
 

@@ -15,9 +15,9 @@ from ..core.torchrun import rank
 from .flags import add_recipe_flags, table_of
 from .parser import Parser
 
-_WORDS = """Any flag of `equipoise train` is taken, but only what leaves the meaning of the run alone may
-differ: its length, the number and kind of workers, how often it logs, evaluates and keeps checkpoints.
-A length given here replaces all lengths of the run.
+_DESCRIPTION = """Every flag of `equipoise train` is accepted, but only what does not change the method may differ from
+the run: its length, the number and kind of workers, and how often it logs, evaluates and saves checkpoints. A length
+given here replaces all lengths of the run.
 
 examples:
   equipoise resume runs/demo-1 --epochs 20
@@ -26,9 +26,11 @@ examples:
 
 
 def configure(parser: Parser) -> None:
-    parser.usage, parser.epilog = "equipoise resume RUN [--from STEP] [flags]", _WORDS
+    parser.usage, parser.epilog = "equipoise resume RUN [--from STEP] [flags]", _DESCRIPTION
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--from", dest="step", metavar="STEP", help="the checkpoint of this step (default: the newest)")
+    parser.add_argument(
+        "--from", dest="step", metavar="STEP", help="start from the checkpoint of this step (default: the newest)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_recipe_flags(parser)
 
@@ -43,32 +45,35 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = base.merged(flags, "flags").merged({"out": arguments.run})
     step = _step(arguments.step)
     refuse_mismatch(stored.flat(), recipe.flat())
-    done = result_of(folder)
-    if step is None and done is not None and finished(done, recipe.plain()):
+    result = read_result(folder)
+    if step is None and result is not None and finished(result, recipe.plain()):
         if rank() == 0:
-            print(f"{folder} is finished at step {done['steps']}: to go on, give it more, such as --epochs")
+            print(
+                f"{folder} is finished at step {result['steps']}: to continue, give a greater length, such as --epochs"
+            )
         return 0
-    from .resume_run import again
+    from .resume_run import resume
 
-    return again(recipe, folder, step, quiet=arguments.quiet)
+    return resume(recipe, folder, step, quiet=arguments.quiet)
 
 
 def read(folder: Path) -> Recipe:
-    """The recipe that the run was started with."""
+    """The recipe of the run."""
     if not (folder / "recipe.toml").is_file():
         raise CheckpointError(f"{folder} is not the folder of a run: it has no recipe.toml")
     return Recipe.load(folder / "recipe.toml")
 
 
-def result_of(folder: Path) -> dict[str, Any] | None:
+def read_result(folder: Path) -> dict[str, Any] | None:
     try:
-        return json.loads((folder / "result.json").read_text())
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError):
         return None
+    return result
 
 
 def finished(result: dict[str, Any], plain: dict[str, Any]) -> bool:
-    """Has the run reached one of its lengths?"""
+    """Whether the run has reached one of its lengths."""
     from ..simulate.cluster import duration
 
     if plain["budget"] is not None:

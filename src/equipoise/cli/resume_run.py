@@ -1,4 +1,4 @@
-"""A run that goes on: from its newest checkpoint, or from one that is named."""
+"""Continue a run from its newest checkpoint or from a given one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..loop.train import prepare, run_job
 from .run_recipe import conclude, on_torchrun, traced
 
 
-def again(recipe: Recipe, folder: Path, step: int | None, *, quiet: bool = False) -> int:
+def resume(recipe: Recipe, folder: Path, step: int | None, *, quiet: bool = False) -> int:
     if under_torchrun():
-        # As many workers as it was started with; whether there were as many before does not matter.
+        # torchrun decides the number of workers; the checkpoint may have another one.
         recipe = on_torchrun(recipe.without("workers"))
     job, how = assemble(recipe)
     job.folder, job.quiet = folder, quiet
@@ -25,14 +25,14 @@ def again(recipe: Recipe, folder: Path, step: int | None, *, quiet: bool = False
         if rank() == 0:
             if step is not None:
                 set_aside(folder, step)
-            # A result from before would call the run finished if this attempt were cut short.
+            # If this attempt is interrupted, an old result would make the run look finished.
             (folder / "result.json").unlink(missing_ok=True)
             recipe.dump(folder / "recipe.toml")
         return conclude(run_job(job, **how))
 
 
 def set_aside(folder: Path, step: int) -> None:
-    """Checkpoints behind the one that was named are of a past that is undone: no resume may take them."""
+    """Rename checkpoints later than `step`: the run no longer leads to them, so no resume may use them."""
     for path in available(folder):
         if int(path.name.removeprefix("step-")) > step:
             aside = path.with_name(f"set-aside-{path.name}")

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: what `train`, `resume` and `demo` share."""
+"""From a recipe to a finished run; shared by `train` and `resume`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from .summary import summary
 
 def fresh(recipe: Recipe, stem: Path, *, quiet: bool = False) -> int:
     """A new run in --out, or in the next free folder named after `stem`."""
-    run = start(recipe, stem, quiet=quiet)
-    return conclude(run)
+    return conclude(start(recipe, stem, quiet=quiet))
 
 
 def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
     recipe = on_torchrun(recipe)
     if recipe.settings.get("out") is None and under_torchrun():
-        raise UserError("under torchrun every process must know the folder of the run: add --out FOLDER")
-    job, how = assemble(recipe)  # before anything is written: most mistakes show up here
+        raise UserError("under torchrun every process needs the folder of the run: add --out FOLDER")
+    job, how = assemble(recipe)  # before anything is written: most errors are raised here
     folder = job.folder if job.folder is not None else next_free(stem)
     job.folder, job.quiet = folder, quiet
     prepare(job, False)
@@ -38,17 +37,17 @@ def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
 
 
 def on_torchrun(recipe: Recipe) -> Recipe:
-    """Workers are torchrun's processes, where it has started them."""
+    """Under torchrun the workers are its processes."""
     if not under_torchrun():
         return recipe
-    size, asked = int(os.environ["WORLD_SIZE"]), recipe.settings.get("workers")
-    if asked not in (None, size):
-        raise UserError(f"torchrun has started {size} workers and the recipe asks for {asked}: make them equal")
+    size, workers = int(os.environ["WORLD_SIZE"]), recipe.settings.get("workers")
+    if workers not in (None, size):
+        raise UserError(f"torchrun has started {size} workers but the recipe has {workers}: make them equal")
     return recipe.merged({"workers": size, "virtual": False})
 
 
 def next_free(stem: Path) -> Path:
-    """`stem-N` with the least N that is free, made at once so that two runs never share it."""
+    """Create and return `stem-N` with the smallest free N. Creating it reserves it: two runs never share a folder."""
     number = 1
     while True:
         folder = stem.with_name(f"{stem.name}-{number}")
@@ -65,7 +64,7 @@ def next_free(stem: Path) -> Path:
 
 @contextlib.contextmanager
 def traced(job: Job) -> Iterator[None]:
-    """Errors know their run; a request that was refused before the first step leaves no folder behind."""
+    """Attach the run to any error; remove the folder of a run that is refused before its first step."""
     assert job.folder is not None
     try:
         yield
@@ -79,21 +78,21 @@ def traced(job: Job) -> Iterator[None]:
 
 
 def discard_unused(folder: Path) -> None:
-    """Remove what `start` made, if no worker has written anything yet."""
+    """Remove the files that `start` created, if no worker has written anything yet."""
     events = folder / "events.jsonl"
     if not events.exists() or events.stat().st_size or has_checkpoint(folder):
         return
     with contextlib.suppress(OSError):
         events.unlink()
         (folder / "recipe.toml").unlink(missing_ok=True)
-        folder.rmdir()  # refuses where anything else lies in it
+        folder.rmdir()  # fails if it holds anything else
 
 
 def conclude(run: Run) -> int:
-    """Say how it ended; the exit code."""
+    """Print the summary of the run; return the exit code."""
     assert run.folder is not None
     if rank() == 0 and run.stopped:
-        print(f"stopped at step {run.result['steps']}; go on with: {resume_command(run.folder)}", flush=True)
+        print(f"stopped at step {run.result['steps']}; to continue: {resume_command(run.folder)}", flush=True)
     elif rank() == 0:
         summary(run.result, run.folder)
     return run.stopped

@@ -1,4 +1,4 @@
-"""The end of a run in a dozen lines."""
+"""The result of a run as a short table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .columns import columns
+
 
 def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Name and value of everything worth a line."""
-    found = [
+    """Names and values of the summary."""
+    counts = [
         ("steps", f"{result['steps']:,}"),
         ("samples", f"{result['samples']:,} ({result['epochs']:.4g} epochs)"),
         ("rounds", f"{result['rounds']:,}"),
@@ -18,11 +20,14 @@ def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ("seconds", f"{result['seconds']:.2f}"),
     ]
     if result["simulated_seconds"] is not None:
-        found.append(("simulated seconds", f"{result['simulated_seconds']:.6g}"))
-    for name, metrics in result["models"].items():
-        found.append((f"{name} model", "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())))
+        counts.append(("simulated seconds", f"{result['simulated_seconds']:.6g}"))
+    models = [
+        (f"{name} model", "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+        for name, metrics in result["models"].items()
+    ]
     return [
-        *found,
+        *counts,
+        *models,
         ("consensus", f"{result['consensus']:.3g}"),
         ("params_sha256", result["params_sha256"]),
         ("folder", str(folder)),
@@ -33,8 +38,7 @@ def summary(result: dict[str, Any], folder: Path) -> None:
     """A table on a terminal, plain columns elsewhere."""
     lines = rows(result, folder)
     if not sys.stdout.isatty():
-        width = max(len(name) for name, _ in lines) + 2
-        print("\n".join(f"{name:<{width}}{value}" for name, value in lines), flush=True)
+        print(columns(lines), flush=True)
         return
     from rich.console import Console
     from rich.table import Table

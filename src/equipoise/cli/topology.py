@@ -1,4 +1,4 @@
-"""`equipoise topology`: the numbers of a graph, and a picture of it. Needs no torch."""
+"""`equipoise topology`: properties and a picture of a graph. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..config import registry
 from ..config.literal import literal
 from ..core.errors import UserError, did_you_mean
+from .columns import columns
+from .numbers import integer
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -20,32 +22,29 @@ def configure(parser: Parser) -> None:
     names = registry.names("topology")
     parser.add_argument("name", metavar="NAME", help=", ".join(names))
     parser.add_argument("--workers", metavar="N", default="4", help="number of workers (default: 4)")
-    parser.add_argument("--out", metavar="FILE", help="draw it: FILE.svg, or FILE.png with matplotlib")
-    group = parser.add_argument_group("options", "Also as --topology.OPTION, as for equipoise train.")
-    for option, (owners, words) in _options(names).items():
-        whose = "" if len(owners) == len(names) else f"{', '.join(owners)}: "
-        group.add_argument(f"--{option}", metavar="VALUE", default=argparse.SUPPRESS, help=f"{whose}{words}")
+    parser.add_argument("--out", metavar="FILE", help="draw the graph: FILE.svg, or FILE.png (needs matplotlib)")
+    group = parser.add_argument_group("options", "Also accepted as --topology.OPTION, as in equipoise train.")
+    for option, (owners, text) in _options(names).items():
+        prefix = "" if len(owners) == len(names) else f"{', '.join(owners)}: "
+        group.add_argument(f"--{option}", metavar="VALUE", default=argparse.SUPPRESS, help=f"{prefix}{text}")
 
 
 def run(arguments: argparse.Namespace) -> int:
     given = {name: literal(text) for name, text in vars(arguments).items() if name in _options()}
     topology = build(arguments.name, given | arguments.dotted.get("topology", {}))
-    workers = literal(arguments.workers)
-    if not isinstance(workers, int) or workers < 1:
-        raise UserError(f"--workers {arguments.workers}: takes a whole number, at least 1")
+    workers = integer("workers", arguments.workers)
     lines = facts(topology.on(workers))
     if arguments.out:
         from ..topology.drawing import draw
 
         draw(topology.on(workers), arguments.out)
         lines.append(("picture", arguments.out))
-    width = max(len(name) for name, _ in lines) + 2
-    print("\n".join(f"{name:<{width}}{value}" for name, value in lines))
+    print(columns(lines))
     return 0
 
 
 def build(name: str, options: dict[str, Any]) -> Topology:
-    """The topology behind a name; an option of another one is refused."""
+    """The topology of that name with these options; unknown options are refused."""
     cls = registry.get("topology", name)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for option, value in options.items():
@@ -55,11 +54,12 @@ def build(name: str, options: dict[str, Any]) -> Topology:
             options = options | {option: [value]}
         if fields[option].type == "str":
             options = options | {option: str(value)}
-    return cls(**options)
+    topology: Topology = cls(**options)
+    return topology
 
 
 def facts(topology: Topology) -> list[tuple[str, str]]:
-    """Name and value of everything worth a line."""
+    """Names and values of the properties."""
     rounds = range(topology.cycle or 1)
     try:
         topology.validate()
@@ -68,7 +68,7 @@ def facts(topology: Topology) -> list[tuple[str, str]]:
         topology.validate(push_sum=True)
         balanced = False
     kind = "symmetric, " if topology.symmetric else "directed, "
-    found = [
+    rows = [
         ("topology", repr(topology)),
         ("workers", str(topology.size)),
         ("period", _period(topology)),
@@ -76,28 +76,29 @@ def facts(topology: Topology) -> list[tuple[str, str]]:
         ("degree", f"{max(topology.degree(round) for round in rounds)} at most"),
         (
             "weights",
-            kind + ("doubly stochastic" if balanced else "columns sum to 1, rows do not: push-sum methods only"),
+            kind + ("doubly stochastic" if balanced else "columns sum to 1, rows do not: for push-sum methods only"),
         ),
-        ("diameter", f"{topology.diameter()} rounds until everybody has heard of everybody"),
+        ("diameter", f"{topology.diameter()} rounds until every worker has received from every other"),
     ]
     if not balanced:
-        return [*found, ("fingerprint", topology.fingerprint())]
+        return [*rows, ("fingerprint", topology.fingerprint())]
     if topology.cycle == 1:
-        found += [("lambda", _number(topology.rate())), ("spectral gap", _number(topology.spectral_gap()))]
+        rows += [("lambda", _number(topology.rate())), ("spectral gap", _number(topology.spectral_gap()))]
     else:
         length = topology.cycle or 16
-        left = topology.contraction(length)
-        exact = left < 1e-9
-        average = "1 over a period" if exact else f"{_number(1.0 - left ** (1.0 / length))} a round on average"
-        found += [
-            (f"lambda of {length} rounds", "0: the exact mean" if exact else _number(left)),
+        contraction = topology.contraction(length)
+        exact = contraction < 1e-9
+        per_round = f"{_number(1.0 - contraction ** (1.0 / length))} per round on average"
+        average = "1 over a period" if exact else per_round
+        rows += [
+            (f"lambda of {length} rounds", "0: the exact mean" if exact else _number(contraction)),
             ("spectral gap", average),
         ]
     if topology.symmetric:
-        found.append(("lambda_min", _number(min(topology.lambda_min(round) for round in rounds))))
+        rows.append(("lambda_min", _number(min(topology.lambda_min(round) for round in rounds))))
     tenfold = topology.rounds_to_contract()
-    found.append(("tenfold", f"{tenfold} rounds of plain gossip shrink disagreement tenfold"))
-    return [*found, ("D2", _d2(topology)), ("fingerprint", topology.fingerprint())]
+    rows.append(("tenfold", f"{tenfold} rounds of plain gossip reduce the consensus distance tenfold"))
+    return [*rows, ("D2", _d2(topology)), ("fingerprint", topology.fingerprint())]
 
 
 def _d2(topology: Topology) -> str:
@@ -106,15 +107,13 @@ def _d2(topology: Topology) -> str:
     lowest = min(topology.lambda_min(round) for round in range(topology.cycle or 1))
     if lowest <= -1.0 / 3.0 + 1e-9:
         return "not allowed: it needs lambda_min > -1/3; add --lazy true"
-    return "allowed: lambda_min > -1/3" + ("" if topology.cycle == 1 else ", though its theory takes one graph")
+    return "allowed: lambda_min > -1/3" + ("" if topology.cycle == 1 else ", but its theory assumes a fixed graph")
 
 
 def _period(topology: Topology) -> str:
     if topology.cycle == 1:
         return "1: the same graph in every round"
-    return (
-        f"{topology.cycle} rounds, then again from the start" if topology.cycle else "none: every round is drawn anew"
-    )
+    return f"{topology.cycle} rounds, then repeats" if topology.cycle else "none: every round is drawn at random"
 
 
 def _edges(topology: Topology) -> str:
@@ -123,8 +122,8 @@ def _edges(topology: Topology) -> str:
     edges = [count // 2 if topology.symmetric else count for count in messages]
     shown = " ".join(map(str, edges)) if len(set(edges)) > 1 else str(edges[0])
     more = " ..." if topology.cycle > len(rounds) and len(set(edges)) > 1 else ""
-    per = "a round" if len(set(edges)) == 1 else "in rounds 0, 1, ..."
-    return f"{shown}{more} {per}, {max(messages)} messages at most"
+    per = "per round" if len(set(edges)) == 1 else "in rounds 0, 1, ..."
+    return f"{shown}{more} {per}, at most {max(messages)} messages"
 
 
 def _number(value: float) -> str:
@@ -132,10 +131,10 @@ def _number(value: float) -> str:
 
 
 def _options(names: list[str] | None = None) -> dict[str, tuple[list[str], str]]:
-    """Every option of any topology: who has it, and its help."""
-    found: dict[str, tuple[list[str], str]] = {}
+    """Every option of any topology: the topologies that have it, and its help."""
+    options: dict[str, tuple[list[str], str]] = {}
     for name in names or registry.names("topology"):
         for field in dataclasses.fields(registry.get("topology", name)):
-            owners, _ = found.setdefault(field.name, ([], str(field.metadata["help"]).replace("%", "%%")))
+            owners, _ = options.setdefault(field.name, ([], str(field.metadata["help"]).replace("%", "%%")))
             owners.append(name)
-    return found
+    return options

@@ -22,8 +22,10 @@ _EXAMPLES = """examples:
 
 def configure(parser: Parser) -> None:
     parser.usage, parser.epilog = "equipoise train [RECIPE.toml] [flags]", _EXAMPLES
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE.toml", help="recipe file; flags win over what it says")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved recipe and its cost, run nothing")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE.toml", help="recipe file; flags override it")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved recipe and its communication cost, and stop"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_recipe_flags(parser)
 
@@ -44,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def stem(recipe: Recipe) -> Path:
-    """Where runs of this recipe go unless --out says otherwise; a number is added."""
+    """Folder of runs of this recipe without --out; a number is appended."""
     data, sync = recipe.chosen("data").name, recipe.chosen("sync").name
     if data is None or sync is None:
-        raise UserError("the recipe names no data or no sync")
+        raise UserError("the recipe has no data or no sync: add --data NAME and --sync NAME")
     return Path("runs") / f"{data}-{sync}"

@@ -1,1 +1,1 @@
-"""Which combination wins: a grid of recipes, run in parallel, resumable, ranked, and explained."""
+"""Compare combinations of methods: a grid of recipes, run in parallel, resumable, ranked and explained."""

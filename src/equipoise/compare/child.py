@@ -1,4 +1,4 @@
-"""One run of a comparison, in a process of its own: whatever happens to it, the others go on."""
+"""One run of a comparison in a process of its own, so that a crash cannot affect the other runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ..config.recipe import Recipe
+from ..core.errors import verdict
 from ..loop.from_recipe import assemble
 
 
 def child(pipe: Connection, folder: Path, recipe: Recipe, resume: bool) -> None:
-    """Run the recipe and tell the parent how it ended: an exit code and the first line of what went wrong."""
+    """Run the recipe, then send the parent an exit code and the first line of the error, if there was one."""
     import torch
 
-    torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent asks for an end by SIGTERM
+    torch.set_num_threads(1)  # before any other call: the parent's OpenMP threads do not exist after a fork
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides and sends SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    code, words = 1, ""
+    code, message = 1, ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -31,16 +32,14 @@ def child(pipe: Connection, folder: Path, recipe: Recipe, resume: bool) -> None:
         os.dup2(log, 2)
         code = train(folder, recipe, resume)
     except BaseException as error:
-        from .failure import verdict
-
-        code, words, trace = verdict(error)
-        print(words, trace, sep="\n", file=sys.stderr)
+        code, message, trace = verdict(error)
+        print(message, trace, sep="\n", file=sys.stderr)
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        pipe.send_bytes(pickle.dumps((code, words.splitlines()[0] if words else "")))
-        os._exit(0)  # the parent's exit handlers are not ours
+        pipe.send_bytes(pickle.dumps((code, message.splitlines()[0] if message else "")))
+        os._exit(0)  # skips the exit handlers inherited from the parent
 
 
 def train(folder: Path, recipe: Recipe, resume: bool) -> int:

@@ -1,4 +1,4 @@
-"""One display over all runs: bars on a terminal, a line for each run that ends elsewhere. On stderr."""
+"""Progress of all runs on stderr: bars on a terminal, one line per finished run elsewhere."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .plan import Task
-from .table import Criterion, metric_of, time_words
+from .plan import PlannedRun
+from .table import Criterion, format_time, metric_of
 
-_TAIL = 1 << 14  # bytes of a run's events that are enough to see where it is
+_TAIL_BYTES = 1 << 14  # enough of the end of events.jsonl to hold the last evaluation
 
 
 class Display:
-    def __init__(self, tasks: list[Task], measure: Criterion, *, quiet: bool = False):
-        self.tasks, self.measure, self.quiet = tasks, measure, quiet
+    def __init__(self, runs: list[PlannedRun], criterion: Criterion, *, quiet: bool = False):
+        self.runs, self.criterion, self.quiet = runs, criterion, quiet
         self.bars: Any = None
         self.rows: dict[int, Any] = {}
 
@@ -25,16 +25,16 @@ class Display:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        # Without a thread of its own: runs are forked while this is on.
+        # No refresh thread: runs are forked while the display is active, and a fork copies no threads.
         self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[status]}"),
             console=Console(stderr=True),
             auto_refresh=False,
         )
         self.bars.start()
-        self.whole = self.bars.add_task("[bold]runs", total=len(self.tasks), words="")
+        self.total_bar = self.bars.add_task("[bold]runs", total=len(self.runs), status="")
         self._count()
         return self
 
@@ -42,74 +42,75 @@ class Display:
         if self.bars is not None:
             self.bars.stop()
 
-    def told(self, active: list[Task]) -> None:
-        """Where the active runs are."""
+    def update(self, active: list[PlannedRun]) -> None:
+        """Show how far the active runs are."""
         if self.bars is None:
             return
         for number in [number for number in self.rows if number not in map(id, active)]:
             self.bars.remove_task(self.rows.pop(number))
-        for task in active:
-            if id(task) not in self.rows:
-                self.rows[id(task)] = self.bars.add_task(f"  {task.words}", total=1.0, words="")
-            part, words = standing(task)
-            self.bars.update(self.rows[id(task)], completed=part, words=words)
+        for run in active:
+            if id(run) not in self.rows:
+                self.rows[id(run)] = self.bars.add_task(f"  {run.label}", total=1.0, status="")
+            fraction, status = progress_of(run)
+            self.bars.update(self.rows[id(run)], completed=fraction, status=status)
         self.bars.refresh()
 
-    def ended(self, task: Task) -> None:
+    def finished(self, run: PlannedRun) -> None:
         self._count()
         if self.bars is None and not self.quiet:
-            done = sum(t.state in ("done", "failed") for t in self.tasks)
-            print(f"{done}/{len(self.tasks)}  {task.words}: {outcome(task, self.measure)}", file=sys.stderr, flush=True)
+            done = sum(r.state in ("done", "failed") for r in self.runs)
+            print(f"{done}/{len(self.runs)}  {run.label}: {outcome(run, self.criterion)}", file=sys.stderr, flush=True)
 
     def _count(self) -> None:
         if self.bars is not None:
-            done, failed = (sum(t.state == state for t in self.tasks) for state in ("done", "failed"))
-            words = f"{done + failed} of {len(self.tasks)}" + (f", {failed} failed" if failed else "")
-            self.bars.update(self.whole, completed=done + failed, words=words)
+            done, failed = (sum(r.state == state for r in self.runs) for state in ("done", "failed"))
+            status = f"{done + failed} of {len(self.runs)}" + (f", {failed} failed" if failed else "")
+            self.bars.update(self.total_bar, completed=done + failed, status=status)
             self.bars.refresh()
 
 
-def outcome(task: Task, measure: Criterion) -> str:
-    """The end of a run in a few words."""
-    if task.state == "failed":
-        return f"failed: {task.failure}"
-    metric, value = metric_of(task.result, measure.metric)
-    reached = task.result.get("reached")
+def outcome(run: PlannedRun, criterion: Criterion) -> str:
+    """The result of a run on one line."""
+    if run.state == "failed":
+        return f"failed: {run.failure}"
+    metric, value = metric_of(run.result, criterion.metric)
+    reached = run.result.get("reached")
     if reached is not None:
-        return f"{measure.until} in {time_words(reached[measure.name], measure)}, step {reached['step']:,}"
-    return f"{metric} {value:.4f} after {time_words(task.result[measure.name], measure)}"
+        time = format_time(reached[criterion.name], criterion)
+        return f"{criterion.until} in {time}, step {reached['step']:,}"
+    return f"{metric} {value:.4f} after {format_time(run.result[criterion.name], criterion)}"
 
 
-def standing(task: Task) -> tuple[float, str]:
-    """The part of its length that a run has behind it, and its last evaluation, from its events."""
-    part, words = 0.0, ""
-    plain = task.recipe.plain()
-    for event in tail(task.folder / "events.jsonl"):
+def progress_of(run: PlannedRun) -> tuple[float, str]:
+    """The fraction of the run that is done, and its last evaluation, both read from its events."""
+    fraction, status = 0.0, ""
+    plain = run.recipe.plain()
+    for event in last_events(run.folder / "events.jsonl"):
         if event.get("worker") != 0:
             continue
-        done = [event["step"] / plain["steps"]] if plain["steps"] else []
+        fractions = [event["step"] / plain["steps"]] if plain["steps"] else []
         if plain["epochs"]:
-            done.append(event["epoch"] / plain["epochs"])
-        part = max([part, *done])
+            fractions.append(event["epoch"] / plain["epochs"])
+        fraction = max([fraction, *fractions])
         if event["event"] == "evaluate":
             metrics = event["models"].get("mean", {})
             metric = "accuracy" if "accuracy" in metrics else "loss"
-            words = f"step {event['step']:,}  {metric} {float(metrics[metric]):.4f}"
-    return min(part, 1.0), words
+            status = f"step {event['step']:,}  {metric} {float(metrics[metric]):.4f}"
+    return min(fraction, 1.0), status
 
 
-def tail(path: Path) -> list[dict[str, Any]]:
+def last_events(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL))
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    events = []
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # cut at the beginning or half-written at the end
+        except ValueError:  # the first line may be cut, the last one half-written
             continue
-        found.append(event)
-    return [event for event in found if isinstance(event, dict) and "step" in event]
+        events.append(event)
+    return [event for event in events if isinstance(event, dict) and "step" in event]

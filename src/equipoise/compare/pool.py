@@ -1,4 +1,4 @@
-"""Runs side by side, as many as there are cores for; a signal leaves everything so that the same command goes on."""
+"""Runs in parallel, as many as the cores allow. After a signal, repeating the same command continues the comparison."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from ..core.errors import UserError
 from ..loop.from_recipe import assemble
 from .child import child
-from .plan import Task
+from .plan import PlannedRun
 
-_LOOK = 0.3  # seconds between looks at what the runs have written
+_POLL_SECONDS = 0.3  # between two looks at the progress of the runs
 _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-class Active(NamedTuple):
-    task: Task
+class ActiveRun(NamedTuple):
+    run: PlannedRun
     process: Any
     pipe: Connection
 
@@ -30,98 +30,104 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_jobs(tasks: list[Task]) -> int:
-    """A core for each run on virtual workers; runs on processes need one for each of theirs."""
-    widest = max((1 if plain["virtual"] else plain["workers"] for t in tasks if (plain := t.recipe.plain())), default=1)
+def default_jobs(runs: list[PlannedRun]) -> int:
+    """One core per run with virtual workers; a run with processes needs one core per worker."""
+    widest = max((1 if plain["virtual"] else plain["workers"] for r in runs if (plain := r.recipe.plain())), default=1)
     return max(1, cores() // widest)
 
 
-def run_all(tasks: list[Task], jobs: int, told: Callable[[list[Task]], None], ended: Callable[[Task], None]) -> int:
-    """Run what is fresh or half-done; 0, or the exit code of the signal that ended it early.
+def run_all(
+    runs: list[PlannedRun],
+    jobs: int,
+    on_progress: Callable[[list[PlannedRun]], None],
+    on_finish: Callable[[PlannedRun], None],
+) -> int:
+    """Run whatever is fresh or half done. Returns 0, or the exit code of the signal that stopped it.
 
-    told(active tasks) is called a few times a second, ended(task) once for each that came to an end, good or bad.
+    on_progress: called a few times per second with the active runs.
+    on_finish: called once for each run that succeeds or fails.
     """
     if jobs < 1:
-        raise UserError(f"--jobs {jobs}: at least 1 is needed")
-    waiting = [task for task in tasks if task.state in ("fresh", "half")]
+        raise UserError(f"--jobs {jobs}: must be at least 1")
+    waiting = [run for run in runs if run.state in ("fresh", "half")]
     warm_up(waiting)
-    active: list[Active] = []
-    with stop_requests() as stop:
+    active: list[ActiveRun] = []
+    with stop_requests() as signals:
         try:
-            while active or (waiting and not stop):
-                while waiting and len(active) < jobs and not stop:
+            while active or (waiting and not signals):
+                while waiting and len(active) < jobs and not signals:
                     active.append(start(waiting.pop(0)))
-                if stop:
+                if signals:
                     for one in active:
-                        ask_to_end(one, hard=len(stop) > 1)
-                wait([one.pipe for one in active], timeout=_LOOK)
-                told([one.task for one in active])
+                        request_stop(one, kill=len(signals) > 1)
+                wait([one.pipe for one in active], timeout=_POLL_SECONDS)
+                on_progress([one.run for one in active])
                 for one in [one for one in active if one.pipe.poll() or not one.process.is_alive()]:
                     active.remove(one)
-                    settle(one, stopping=bool(stop))
-                    if one.task.state in ("done", "failed"):
-                        ended(one.task)
+                    collect(one, stopping=bool(signals))
+                    if one.run.state in ("done", "failed"):
+                        on_finish(one.run)
         finally:
             for one in active:
                 one.process.kill()
                 one.process.join()
-    return _SIGNALS[stop[0]] if stop else 0
+    return _SIGNALS[signals[0]] if signals else 0
 
 
-def warm_up(waiting: list[Task]) -> None:
-    """Load what the runs need before they are forked: they share it instead of loading it one by one."""
-    for task in waiting:
-        with contextlib.suppress(Exception):  # it will say so itself
-            assemble(task.recipe)
+def warm_up(waiting: list[PlannedRun]) -> None:
+    """Import what the runs need before they are forked, so that each does not import it again."""
+    for run in waiting:
+        with contextlib.suppress(Exception):  # the run itself reports the error
+            assemble(run.recipe)
             return
 
 
-def start(task: Task) -> Active:
+def start(run: PlannedRun) -> ActiveRun:
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    (task.folder / "failure.json").unlink(missing_ok=True)
-    how = (theirs, task.folder, task.recipe, task.state == "half")
-    process = context.Process(target=child, args=how, name=task.words)
+    parent_end, child_end = context.Pipe()
+    (run.folder / "failure.json").unlink(missing_ok=True)
+    arguments = (child_end, run.folder, run.recipe, run.state == "half")
+    process = context.Process(target=child, args=arguments, name=run.label)
     process.start()
-    theirs.close()
-    return Active(task, process, ours)
+    child_end.close()
+    return ActiveRun(run, process, parent_end)
 
 
-def settle(one: Active, stopping: bool) -> None:
-    """How a run ended, from what it said; one that said nothing was killed."""
+def collect(one: ActiveRun, stopping: bool) -> None:
+    """Record how a run ended. A run that sent nothing was killed."""
     try:
-        code, words = pickle.loads(one.pipe.recv_bytes())
+        code, message = pickle.loads(one.pipe.recv_bytes())
     except (EOFError, OSError):
         one.process.join()
-        code, words = 3, f"its process was ended from outside (code {one.process.exitcode})"
+        code, message = 3, f"its process was killed from outside (exit code {one.process.exitcode})"
     one.process.join()
     one.pipe.close()
     if code == 0:
-        one.task.finish()
+        one.run.finish()
     elif stopping:
-        one.task.state = "stopped"
+        one.run.state = "stopped"
     else:
-        one.task.fail(words)
+        one.run.fail(message)
 
 
-def ask_to_end(one: Active, hard: bool) -> None:
-    if hard:
+def request_stop(one: ActiveRun, kill: bool) -> None:
+    if kill:
         one.process.kill()
-    elif not getattr(one.process, "asked", False):
+    elif not getattr(one.process, "stop_requested", False):
         one.process.terminate()
-        one.process.asked = True
+        one.process.stop_requested = True
 
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[list[signal.Signals]]:
-    """The signals that have come so far."""
-    found: list[signal.Signals] = []
-    before = {}
-    with contextlib.suppress(ValueError):  # not the main thread: signals are somebody else's
+    """The list of signals received so far."""
+    received: list[signal.Signals] = []
+    previous = {}
+    with contextlib.suppress(ValueError):  # handlers can be set in the main thread only
         for number in _SIGNALS:
-            before[number] = signal.signal(number, lambda n, _: found.append(signal.Signals(n)))
+            previous[number] = signal.signal(number, lambda n, _: received.append(signal.Signals(n)))
     try:
-        yield found
+        yield received
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""A whole comparison: plan, run, rank, explain, write. What `equipoise compare` and `equipoise demo` share."""
+"""A comparison from start to end: plan, run, rank, explain, write. Used by `equipoise compare` and `equipoise demo`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from ..core.errors import UserError
 from ..core.torchrun import under_torchrun
 from .display import Display
+from .explain import explain
 from .grid import Combination
 from .plan import keep_cluster, locked, plan, survey
 from .pool import default_jobs, run_all
-from .table import cells, measure_of, rows_of
-from .words import sentence
+from .table import cells, criterion_of, rows_of
 from .write import show, write_files
 
 
@@ -26,32 +26,35 @@ def compare(
     quiet: bool = False,
     title: str = "",
 ) -> int:
-    """Run everything that is not done yet, then say what wins; the exit code."""
+    """Run everything that is not done yet, then print and write the ranking. Returns the exit code."""
     if under_torchrun():
-        raise UserError("a comparison starts its own workers: run it without torchrun, with --processes for real ones")
+        raise UserError(
+            "a comparison starts its own workers: run it without torchrun; --processes makes them real processes"
+        )
     with locked(out):
-        tasks = plan(keep_cluster(combinations, out), seeds, out)
-        survey(tasks)
-        measure = measure_of(tasks)
-        known = sum(task.state == "done" for task in tasks)
-        if known and not quiet:
-            print(f"{known} of {len(tasks)} runs are there from before", file=sys.stderr)
-        with Display(tasks, measure, quiet=quiet) as display:
-            code = run_all(tasks, jobs or default_jobs(tasks), display.told, display.ended)
+        runs = plan(keep_cluster(combinations, out), seeds, out)
+        survey(runs)
+        criterion = criterion_of(runs)
+        already_done = sum(run.state == "done" for run in runs)
+        if already_done and not quiet:
+            print(f"{already_done} of {len(runs)} runs are already done and are not repeated", file=sys.stderr)
+        with Display(runs, criterion, quiet=quiet) as display:
+            code = run_all(runs, jobs or default_jobs(runs), display.update, display.finished)
         if code:
-            done = sum(task.state == "done" for task in tasks)
+            done = sum(run.state == "done" for run in runs)
             print(
-                f"stopped with {done} of {len(tasks)} runs done; the same command with --out {shlex.quote(str(out))} goes on"
+                f"stopped with {done} of {len(runs)} runs done; "
+                f"to continue, repeat the command with --out {shlex.quote(str(out))}"
             )
             return code
-        rows = rows_of(tasks, measure)
-        words = sentence(rows, measure, combinations[0].name)
-        head, body = cells(rows, measure)
+        rows = rows_of(runs, criterion)
+        explanation = explain(rows, criterion, combinations[0].name)
+        head, body = cells(rows, criterion)
         show(head, body)
-        print(f"\n{words}\n")
-        written = write_files(out, rows, (head, body), words, tasks, measure)
+        print(f"\n{explanation}\n")
+        written = write_files(out, rows, (head, body), explanation, runs, criterion)
         finished = [
-            task.folder for row in rows for task in tasks if task.combination.name == row.name and task.state == "done"
+            run.folder for row in rows for run in runs if run.combination.name == row.name and run.state == "done"
         ]
         if not finished:
             print(f"written: {', '.join(map(str, written))}")
@@ -59,7 +62,7 @@ def compare(
         from ..report.page import write_page
 
         written += write_page(
-            finished, out / "report.html", title=title or out.resolve().name, sentence=words, table=(head, body)
+            finished, out / "report.html", title=title or out.resolve().name, sentence=explanation, table=(head, body)
         )
         print("\n".join(f"written: {path}" for path in written), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""What a comparison leaves in its folder: compare.json, compare.csv, compare.md, and the table on the terminal."""
+"""The files of a comparison (compare.json, compare.csv, compare.md) and its table on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..observe.observer import plain
-from .plan import Task
+from .plan import PlannedRun
 from .table import Criterion, Row
 
 _NUMBERS = ("time", "bytes", "rounds", "samples", "metric")
@@ -22,26 +22,31 @@ def write_files(
     out: Path,
     rows: list[Row],
     table: tuple[list[str], list[list[str]]],
-    words: str,
-    tasks: list[Task],
-    measure: Criterion,
+    explanation: str,
+    runs: list[PlannedRun],
+    criterion: Criterion,
 ) -> list[Path]:
-    runs = [
-        {"choice": t.combination.name, "seed": t.seed, "folder": str(t.folder), "state": t.state, "failure": t.failure}
-        for t in tasks
-    ]
-    whole: dict[str, Any] = {
-        "until": str(measure.until) if measure.until is not None else None,
-        "measure": measure.name,
-        "metric": measure.metric,
-        "sentence": words,
+    content: dict[str, Any] = {
+        "until": str(criterion.until) if criterion.until is not None else None,
+        "measure": criterion.name,
+        "metric": criterion.metric,
+        "sentence": explanation,
         "rows": [asdict(row) | {name: getattr(row, name)._asdict() for name in _NUMBERS} for row in rows],
-        "runs": runs,
+        "runs": [
+            {
+                "choice": run.combination.name,
+                "seed": run.seed,
+                "folder": str(run.folder),
+                "state": run.state,
+                "failure": run.failure,
+            }
+            for run in runs
+        ],
     }
     texts = {
-        "compare.json": json.dumps(plain(whole), indent=1) + "\n",
-        "compare.csv": as_csv(rows, measure),
-        "compare.md": f"{words}\n\n{as_markdown(*table)}",
+        "compare.json": json.dumps(plain(content), indent=1) + "\n",
+        "compare.csv": as_csv(rows, criterion),
+        "compare.md": f"{explanation}\n\n{as_markdown(*table)}",
     }
     for name, text in texts.items():
         try:
@@ -51,8 +56,8 @@ def write_files(
     return [out / name for name in texts]
 
 
-def as_csv(rows: list[Row], measure: Criterion) -> str:
-    titles = {"time": measure.name, "metric": measure.metric}
+def as_csv(rows: list[Row], criterion: Criterion) -> str:
+    titles = {"time": criterion.name, "metric": criterion.metric}
     columns = [(name, part) for name in _NUMBERS if titles.get(name) != "samples" for part in ("mean", "deviation")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -74,7 +79,7 @@ def as_markdown(head: list[str], body: list[list[str]]) -> str:
 def show(head: list[str], body: list[list[str]]) -> None:
     """A table on a terminal, plain columns elsewhere."""
     if not sys.stdout.isatty():
-        # A failure is long and stands last: it must not widen the columns.
+        # An error message is long and stands in the last used column: it must not widen the others.
         widths = [
             max(len(line[i]) for line in [head, *body] if not line[2].startswith("failed: ") or i < 2)
             for i in range(len(head))

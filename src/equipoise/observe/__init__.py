@@ -1,1 +1,1 @@
-"""What is kept of a run: events, progress, TensorBoard."""
+"""What a run records: events, progress, TensorBoard."""

@@ -1,4 +1,4 @@
-"""Progress on worker 0: a bar on a terminal, plain lines elsewhere."""
+"""Progress, printed by worker 0: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from ..core.clock import Clock
 
-_PAUSE = 5.0  # seconds between plain lines
+_INTERVAL = 5.0  # seconds between plain lines
 
 
 class Console:
     """A progress bar on a terminal, a line every few seconds elsewhere.
 
-    total: steps to the end as far as they are known now; None where they are not.
+    total: the current estimate of the number of steps; None if unknown.
     """
 
     def __init__(self, clock: Clock, total: Callable[[], int | None]):
         self.clock, self._total = clock, total
         self.bar: Any = None
         self.task: Any = None
-        self.said = 0.0
+        self.last_printed = 0.0
         self.metrics = ""
 
     def __enter__(self) -> Console:
@@ -35,12 +35,12 @@ class Console:
                 BarColumn(bar_width=None),
                 MofNCompleteColumn(),
                 TextColumn("steps"),
-                TextColumn("{task.fields[words]}"),
+                TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(),
                 console=Terminal(stderr=True),
             )
             self.bar.start()
-            self.task = self.bar.add_task("", total=self._total(), epoch=self.clock.epoch + 1, words="")
+            self.task = self.bar.add_task("", total=self._total(), epoch=self.clock.epoch + 1, status="")
             self.bar.update(self.task, completed=self.clock.step)
         return self
 
@@ -52,11 +52,11 @@ class Console:
 
     def stepped(self, loss: float) -> None:
         clock = self.clock
-        words = f"loss {loss:.4f}{self.metrics}"
+        status = f"loss {loss:.4f}{self.metrics}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=clock.step, total=self._total(), epoch=clock.epoch + 1, words=words)
-        elif time.monotonic() - self.said > _PAUSE:
-            self._say(words)
+            self.bar.update(self.task, completed=clock.step, total=self._total(), epoch=clock.epoch + 1, status=status)
+        elif time.monotonic() - self.last_printed > _INTERVAL:
+            self._print(status)
 
     def evaluated(self, models: dict[str, dict[str, float]]) -> None:
         name = "mean" if "mean" in models else next(iter(models))
@@ -64,14 +64,14 @@ class Console:
         main = "accuracy" if "accuracy" in metrics else "loss"
         self.metrics = f"  {name} {main} {metrics[main]:.4f}"
         if self.bar is None:
-            self._say("evaluated" + "".join(f"  {n} loss {m['loss']:.4f}" for n, m in models.items()) + self.metrics)
+            self._print("evaluated" + "".join(f"  {n} loss {m['loss']:.4f}" for n, m in models.items()) + self.metrics)
 
-    def _say(self, words: str) -> None:
-        self.said = time.monotonic()
+    def _print(self, text: str) -> None:
+        self.last_printed = time.monotonic()
         clock = self.clock
         total = self._total()
         print(
-            f"epoch {clock.epoch + 1} step {clock.step}{f'/{total}' if total else ''}  {words}",
+            f"epoch {clock.epoch + 1} step {clock.step}{f'/{total}' if total else ''}  {text}",
             file=sys.stderr,
             flush=True,
         )

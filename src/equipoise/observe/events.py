@@ -1,4 +1,4 @@
-"""Reading events.jsonl back."""
+"""Reading events.jsonl."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ _FIELDS = ("event", "worker", "step")
 def read_events(run: Path | str) -> list[dict[str, Any]]:
     """The events of a run in file order, as one history.
 
-    After a crash a run goes on from a checkpoint: the lines that the lost attempt wrote behind that checkpoint are left out. A
-    half-written last line (a kill in mid-write) is left out too.
+    After a crash a run is resumed from a checkpoint. The events that the crashed attempt wrote after that checkpoint
+    are left out, and so is a half-written last line.
     """
     return parse_events((Path(run) / "events.jsonl").read_text(errors="replace"))[0]
 
 
 def parse_events(text: str) -> tuple[list[dict[str, Any]], int]:
-    """The events in the text of a file, and how many of its lines are none."""
+    """The events in the content of a file, and the number of damaged lines."""
     events: list[dict[str, Any]] = []
-    resumed: dict[int, int] = {}  # workers that say from which of their own steps they go on
-    broken = 0
+    resumed: dict[int, int] = {}  # worker -> the step from which it resumes
+    damaged = 0
     for line in text.splitlines():
         try:
             event = json.loads(line)
         except ValueError:
-            broken += 1
+            damaged += 1
             continue
         if not isinstance(event, dict) or any(name not in event for name in _FIELDS):
-            broken += 1
+            damaged += 1
             continue
-        # All of them say so before any writes another line: they meet first.
+        # All workers write "resume" before any of them writes another event: they synchronise first.
         if event["event"] == "resume":
             resumed[event["worker"]] = event["step"]
         elif resumed:
             events, resumed = _cut(events, resumed), {}
         events.append(event)
-    return (_cut(events, resumed) if resumed else events), broken
+    return (_cut(events, resumed) if resumed else events), damaged
 
 
 def _cut(events: list[dict[str, Any]], resumed: dict[int, int]) -> list[dict[str, Any]]:
-    """What had happened at a checkpoint. A worker that does not come back counts as the slowest that does."""
+    """Drop the events after the checkpoint. A worker that does not resume is cut at the earliest resumed step."""
     least = min(resumed.values())
     return [e for e in events if e["step"] <= resumed.get(e["worker"], least) and e["event"] not in ("end", "stopped")]

@@ -1,4 +1,4 @@
-"""What a worker tells the world: events for the file, progress for the person, scalars for TensorBoard."""
+"""What a worker reports: events to a file, progress to the console, scalars to TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..comm.base import Comm
 from ..core.clock import Clock
+from ..core.extras import require
 from .console import Console
 
-_CLASSES = 100  # more of them are tokens rather than classes
+_CLASSES = 100  # with more, the labels are tokens rather than classes
 
 
 class Observer:
     """One worker's events, appended to RUN/events.jsonl; worker 0 also drives the console and TensorBoard.
 
-    described: simulated seconds mean something, because a cluster is described.
+    described: a cluster is described, so events carry simulated seconds.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Observer:
 
     def __enter__(self) -> Observer:
         if self.folder is not None:
-            # One write per line on a file opened for appending: lines of several workers do not mix.
+            # One write per line to a file opened for appending: lines of different workers do not interleave.
             path = self.folder / "events.jsonl"
             self.handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if self.tensorboard and self.folder is not None:
+            require("tensorboard", "tensorboard", "--tensorboard")
             from torch.utils.tensorboard import SummaryWriter
 
             self.board = SummaryWriter(str(self.folder / "tensorboard"))
@@ -64,11 +67,11 @@ class Observer:
             self.handle = None
 
     def started(self, *, resumed: bool, examples: int, classes: list[int] | None) -> None:
-        """The first event: what this worker owns."""
+        """The first event: the number of examples of this worker and their classes."""
         self.emit("resume" if resumed else "start", examples=examples, classes=classes)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """One line: what happened, on which worker, at which point of its clock."""
+        """Write one event with the worker and its counters."""
         if self.handle is None:
             return
         clock, comm = self.clock, self.comm
@@ -90,7 +93,7 @@ class Observer:
         os.write(self.handle, (json.dumps(plain(line)) + "\n").encode())
 
     def stepped(self, loss: float, losses: list[float] | None = None) -> None:
-        """A step that is logged: this worker's loss, and that of all workers where they are known."""
+        """Log a step: the loss of this worker and, if known, those of all workers."""
         clock = self.clock
         self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch)
         if self.console is None and self.board is None:
@@ -118,20 +121,23 @@ class Observer:
             self.evaluated(result["models"], result["health"])
         self.emit("stopped" if result["stopped"] else "end", consensus=result["consensus"])
         if self.first and self.folder is not None and not result["stopped"]:
-            part = self.folder / ".result.partial"
-            part.write_text(json.dumps(plain({k: v for k, v in result.items() if k != "stopped"}), indent=1) + "\n")
-            part.replace(self.folder / "result.json")
+            temporary = self.folder / ".result.partial"
+            temporary.write_text(
+                json.dumps(plain({k: v for k, v in result.items() if k != "stopped"}), indent=1) + "\n"
+            )
+            temporary.replace(self.folder / "result.json")
 
 
-def class_counts(labels: np.ndarray | None, block: np.ndarray) -> list[int] | None:
-    """How many examples of each class a block has; None where the data has no classes, or very many."""
+def class_counts(labels: npt.NDArray[Any] | None, block: npt.NDArray[Any]) -> list[int] | None:
+    """The number of examples of each class in a block; None if the data has no classes, or very many."""
     if labels is None or labels.min() < 0 or labels.max() >= _CLASSES:
         return None
-    return np.bincount(labels[block], minlength=int(labels.max()) + 1).tolist()
+    counts: list[int] = np.bincount(labels[block], minlength=int(labels.max()) + 1).tolist()
+    return counts
 
 
 def plain(value: Any) -> Any:
-    """JSON without NaN: what is not finite becomes a string that says so."""
+    """A value that JSON can store: NaN and infinities become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

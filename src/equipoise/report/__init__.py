@@ -1,1 +1,1 @@
-"""Pages and pictures, all of them derived from a run's folder."""
+"""Pages, tables and pictures, all derived from the folders of runs."""

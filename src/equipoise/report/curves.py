@@ -1,7 +1,7 @@
-"""Curves from events: values against every axis that a run can be looked at along.
+"""Curves from events: values against steps, samples, rounds, bytes or seconds.
 
-A *stream* is a kind of event with its places on all axes; a *line* is a value along a stream. Samples and bytes are those of all
-workers together, although an event knows only its own worker's.
+A *series* holds the positions of one kind of event on all x-axes; a *line* holds one value per position. Samples and
+bytes are totals over all workers, although an event counts only those of its own worker.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ AXES = {
     "seconds": "seconds",
     "simulated_seconds": "simulated seconds",
 }
-POINTS = 1000  # in a curve; a screen shows no more
-_TOTALS = ("samples", "bytes")  # of all workers
+POINTS = 1000  # per curve; a screen shows no more
+_TOTALS = ("samples", "bytes")  # summed over workers
 
 
 @dataclass
 class Line:
-    """`plot` is the title of the picture it belongs to; `name` what distinguishes it from others of its run there."""
+    """`plot` is the title of its plot; `name` distinguishes it from the other lines of its run in that plot."""
 
     plot: str
     name: str
@@ -43,23 +43,23 @@ class Series:
 
 
 def streams(run: LoadedRun) -> list[Series]:
-    """Everything that can be drawn of a run, each stream with at most `POINTS` places."""
-    training = _training(run.events)
-    totals = _Totals(training)
-    found = [_steps(training), _evaluations(run.events, totals), _batches(run.events, totals)]
-    return [_thin(s) for s in found if s.lines and s.axes["step"]]
+    """All curves of a run, each with at most `POINTS` points."""
+    logged = _logged_steps(run.events)
+    totals = _Totals(logged)
+    series = [_training(logged), _evaluations(run.events, totals), _noise_scale(run.events, totals)]
+    return [_thin(s) for s in series if s.lines and s.axes["step"]]
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None: events write NaN as text."""
-    fine = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if fine else None
+    """A finite number, or None: events store NaN and infinity as strings."""
+    finite = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if finite else None
 
 
-def _training(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Points at which all workers logged, each with one event per worker.
+def _logged_steps(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The points at which all workers logged a step, each with one event per worker.
 
-    Workers log at the same points, if not always at the same step: the k-th of one belongs to the k-th of the others.
+    Workers log equally often but not always at the same step: the k-th event of one matches the k-th of the others.
     """
     own: dict[int, list[dict[str, Any]]] = {}
     for event in events:
@@ -67,25 +67,25 @@ def _training(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             own.setdefault(event["worker"], []).append(event)
     if not own:
         return []
-    length = min(map(len, own.values()))  # a run that died may lack the last point of some
+    length = min(map(len, own.values()))  # after a crash some workers may lack the last point
     return [[rows[k] for rows in own.values()] for k in range(length)]
 
 
 class _Totals:
-    """Places of an event of worker 0 on all axes: its own counters, brought up to those of all workers."""
+    """Positions of events of worker 0 on all axes, with its own counts scaled to the totals of all workers."""
 
-    def __init__(self, training: list[list[dict[str, Any]]]):
-        self.steps = [float(point[0]["step"]) for point in training]
+    def __init__(self, logged: list[list[dict[str, Any]]]):
+        self.steps = [float(point[0]["step"]) for point in logged]
         self.ratio: dict[str, list[float]] = {
-            axis: [_ratio([_place(e, axis) for e in point]) for point in training] for axis in _TOTALS
+            axis: [_ratio([_position(e, axis) for e in point]) for point in logged] for axis in _TOTALS
         }
 
-    def places(self, events: list[dict[str, Any]]) -> dict[str, list[float]]:
-        axes = {axis: [_place(e, axis) for e in events] for axis in AXES if _has(events, axis)}
+    def positions(self, events: list[dict[str, Any]]) -> dict[str, list[float]]:
+        axes = {axis: [_position(e, axis) for e in events] for axis in AXES if _has(events, axis)}
         for axis in _TOTALS:
             if self.steps and axis in axes:
-                times = np.interp([e["step"] for e in events], self.steps, self.ratio[axis])
-                axes[axis] = [round(a * float(b)) for a, b in zip(axes[axis], times, strict=True)]
+                ratios = np.interp([e["step"] for e in events], self.steps, self.ratio[axis])
+                axes[axis] = [round(a * float(b)) for a, b in zip(axes[axis], ratios, strict=True)]
         return axes
 
 
@@ -93,7 +93,7 @@ def _ratio(values: list[float]) -> float:
     return sum(values) / values[0] if values[0] else 1.0
 
 
-def _place(event: dict[str, Any], axis: str) -> float:
+def _position(event: dict[str, Any], axis: str) -> float:
     return number(event.get(axis)) or 0.0
 
 
@@ -101,20 +101,20 @@ def _has(events: list[dict[str, Any]], axis: str) -> bool:
     return any(number(e.get(axis)) is not None for e in events)
 
 
-def _steps(training: list[list[dict[str, Any]]]) -> Series:
-    events = [e for point in training for e in point]
+def _training(logged: list[list[dict[str, Any]]]) -> Series:
+    events = [e for point in logged for e in point]
     axes = {}
     for axis in AXES:
         if _has(events, axis):
             join = sum if axis in _TOTALS else max
-            axes[axis] = [float(join(_place(e, axis) for e in point)) for point in training]
-    losses = [_known(number(e.get("loss")) for e in point) for point in training]
+            axes[axis] = [float(join(_position(e, axis) for e in point)) for point in logged]
+    losses = [_known(number(e.get("loss")) for e in point) for point in logged]
     lines = [Line("Training loss", "", [sum(row) / len(row) if row else None for row in losses])]
     if any(len(row) > 1 for row in losses):
-        lines.append(Line("Training loss", "least of workers", [min(row, default=None) for row in losses], "low"))
-        lines.append(Line("Training loss", "most of workers", [max(row, default=None) for row in losses], "high"))
-    lines.append(Line("Learning rate", "", [number(point[0].get("lr")) for point in training]))
-    sizes = [_known(number(e.get("batch")) for e in point) for point in training]
+        lines.append(Line("Training loss", "minimum over workers", [min(row, default=None) for row in losses], "low"))
+        lines.append(Line("Training loss", "maximum over workers", [max(row, default=None) for row in losses], "high"))
+    lines.append(Line("Learning rate", "", [number(point[0].get("lr")) for point in logged]))
+    sizes = [_known(number(e.get("batch")) for e in point) for point in logged]
     lines.append(Line("Batch size", "all workers", [sum(row) if row else None for row in sizes]))
     return Series(axes or {"step": []}, [line for line in lines if any(v is not None for v in line.values)])
 
@@ -127,42 +127,42 @@ _STYLES = {"mean": "solid", "centre": "dash", "local": "dot"}
 
 
 def _evaluations(events: list[dict[str, Any]], totals: _Totals) -> Series:
-    seen = {e["step"]: e for e in events if e["event"] == "evaluate" and isinstance(e.get("models"), dict)}
-    rows = list(seen.values())  # the last one at a step is the most complete
+    by_step = {e["step"]: e for e in events if e["event"] == "evaluate" and isinstance(e.get("models"), dict)}
+    rows = list(by_step.values())  # the last evaluation at a step is the most complete
     lines = []
     for name, style in _STYLES.items():
         for metric in ("accuracy", "loss"):
-            values = [number(_inside(row["models"], name, metric)) for row in rows]
-            if sum(v is not None for v in values) > (name == "local"):  # local models are looked at once, at the end
+            values = [number(_nested(row["models"], name, metric)) for row in rows]
+            if sum(v is not None for v in values) > (name == "local"):  # local models are evaluated once, at the end
                 lines.append(Line(f"Test {metric}", f"{name} model", values, style))
     for title, key in (("Consensus", "consensus"), ("Herding", "herding")):
-        values = [number(_inside(row, "health", key)) for row in rows]
+        values = [number(_nested(row, "health", key)) for row in rows]
         if any(v for v in values):
             lines.append(Line(title, "", values))
-    return Series(totals.places(rows) if rows else {"step": []}, lines)
+    return Series(totals.positions(rows) if rows else {"step": []}, lines)
 
 
-def _inside(table: Any, *keys: str) -> Any:
+def _nested(table: Any, *keys: str) -> Any:
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     return table
 
 
-def _batches(events: list[dict[str, Any]], totals: _Totals) -> Series:
-    """Noise scale as a batch rule measured it; the sizes themselves are in the step events."""
+def _noise_scale(events: list[dict[str, Any]], totals: _Totals) -> Series:
+    """The gradient noise scale as measured by a batch rule. The batch sizes themselves are in the step events."""
     rows = [e for e in events if e["event"] == "batch"]
     values = [number(e.get("noise_scale")) for e in rows]
     lines = [Line("Batch size", "noise scale", values, "points")] if any(v is not None for v in values) else []
-    return Series(totals.places(rows) if rows else {"step": []}, lines)
+    return Series(totals.positions(rows) if rows else {"step": []}, lines)
 
 
-def _thin(stream: Series) -> Series:
-    """Evenly chosen places, first and last among them."""
-    count = len(stream.axes["step"])
+def _thin(series: Series) -> Series:
+    """At most `POINTS` evenly spaced points, including the first and the last."""
+    count = len(series.axes["step"])
     if count <= POINTS:
-        return stream
+        return series
     kept = np.linspace(0, count - 1, POINTS).round().astype(int)
     return Series(
-        {axis: [places[i] for i in kept] for axis, places in stream.axes.items()},
-        [Line(line.plot, line.name, [line.values[i] for i in kept], line.style) for line in stream.lines],
+        {axis: [positions[i] for i in kept] for axis, positions in series.axes.items()},
+        [Line(line.plot, line.name, [line.values[i] for i in kept], line.style) for line in series.lines],
     )

@@ -1,4 +1,4 @@
-"""The parts that every page is made of: style, tables, the frame."""
+"""Building blocks of every page: document, tables, collapsible sections."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib.resources import files
 
 
 def asset(name: str) -> str:
-    """A file that lies beside this one."""
+    """The content of a file in this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A whole page that needs nothing from anywhere."""
+    """A complete page that loads nothing from elsewhere."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} - Equipoise</title>\n'
@@ -23,7 +23,7 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], *, heads: bool = False, first: bool = False) -> str:
-    """`heads`: the first cell of every row is a heading; `first`: the whole first row is."""
+    """`heads`: the first cell of every row is a heading; `first`: every cell of the first row is."""
     lines = []
     for i, row in enumerate(rows):
         tags = ["th" if (first and i == 0) or (heads and j == 0) else "td" for j in range(len(row))]
@@ -32,5 +32,5 @@ def table(rows: Iterable[Sequence[str]], *, heads: bool = False, first: bool = F
     return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 
-def folded(title: str, inside: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>\n{inside}\n</details>"
+def folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n{content}\n</details>"

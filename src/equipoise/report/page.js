@@ -1,5 +1,5 @@
 "use strict";
-// Draws what is in #data with Plotly. One control for the horizontal axis of all curves, one button for each run.
+// Draws the data in #data with Plotly. One control selects the x-axis of all curves; each run has a button that hides it.
 function draw() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -102,18 +102,18 @@ function draw() {
   document.body.dataset.drawn = data.plots.length;
 }
 
-// The library is packed: unpacked it is 5 MB.
-async function unpack() {
-  const packed = document.getElementById("library").textContent;
-  const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+// Plotly is stored compressed: uncompressed it is 5 MB.
+async function decompress() {
+  const compressed = document.getElementById("library").textContent;
+  const bytes = Uint8Array.from(atob(compressed), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(stream).text();
   document.head.append(script);
 }
 
-unpack().then(draw).catch((error) => {
+decompress().then(draw).catch((error) => {
   document.body.dataset.failed = error;
-  document.getElementById("trouble").hidden = false;
-  document.getElementById("trouble").textContent = "The curves cannot be drawn by this browser: " + error;
+  document.getElementById("error").hidden = false;
+  document.getElementById("error").textContent = "This browser cannot draw the curves: " + error;
 });

@@ -1,4 +1,4 @@
-"""Pictures of partitions: classes per worker, features per worker, several partitions side by side."""
+"""Pictures of partitions: classes per worker, features per worker, comparison of several partitions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from .figures import BLUE, INK, ORANGE, available
 
-_POINTS = 2000  # in a scatter plot
+_POINTS = 2000  # per scatter plot
 
 
 def class_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
-    """A stacked bar per worker: how many examples of each class; one panel per partition."""
+    """One stacked bar per worker: examples of each class; one panel per partition."""
     columns = min(2, len(reports))
     figure = _figure(9.2, 2.7 * -(-len(reports) // columns))
     if figure is None:
@@ -34,28 +34,28 @@ def class_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
 
 
 def scatter(features: np.ndarray, groups: np.ndarray, blocks: list[np.ndarray]) -> bytes | None:
-    """The first two principal directions: all examples in grey, each worker's in the colours of their classes."""
+    """First two principal components: all examples in grey, those of each worker coloured by class."""
     shown = min(8, len(blocks))
     columns = min(4, shown)
     figure = _figure(2.4 * columns, 2.4 * -(-shown // columns))
     if figure is None:
         return None
-    places = principal(features)
+    points = principal(features)
     panels = figure.subplots(-(-shown // columns), columns, squeeze=False, sharex=True, sharey=True).reshape(-1)
-    every = _spread(np.arange(len(places)))
+    every = _sample(np.arange(len(points)))
     for worker, axes in enumerate(panels):
         if worker >= shown:
             axes.set_visible(False)
             continue
-        own = _spread(blocks[worker])
-        axes.scatter(*places[every].T, s=3, color="#d0d0d4", linewidths=0, rasterized=True)
-        axes.scatter(*places[own].T, s=5, c=[_colour(g) for g in groups[own]], linewidths=0, rasterized=True)
+        own = _sample(blocks[worker])
+        axes.scatter(*points[every].T, s=3, color="#d0d0d4", linewidths=0, rasterized=True)
+        axes.scatter(*points[own].T, s=5, c=[_colour(g) for g in groups[own]], linewidths=0, rasterized=True)
         axes.set(title=f"worker {worker}: {len(blocks[worker]):,}", xticks=[], yticks=[])
     return _png(figure, panels[:shown])
 
 
 def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
-    """Squared MMD of every worker's block relative to a random one (1), on average and the worst."""
+    """Squared MMD of the blocks relative to random ones (1): bars show the mean, dots the workers."""
     figure = _figure(9.2, 0.8 + 0.4 * len(reports))
     if figure is None:
         return None
@@ -68,28 +68,28 @@ def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
     axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(reports)), list(reports))
     axes.invert_yaxis()
-    axes.set_xlabel("squared MMD / that of a random block")
+    axes.set_xlabel("squared MMD relative to a random block")
     return _png(figure, [axes])
 
 
 def principal(features: np.ndarray) -> np.ndarray:
-    """Coordinates along the two directions of largest variance, found on a sample."""
+    """Coordinates along the two directions of largest variance, estimated on a sample."""
     x = features.astype(np.float64)
-    sample = x[_spread(np.arange(len(x)))]
+    sample = x[_sample(np.arange(len(x)))]
     centre = sample.mean(0)
     directions = np.linalg.svd(sample - centre, full_matrices=False)[2][:2]
-    places = (x - centre) @ directions.T
-    return places if places.shape[1] == 2 else np.column_stack([places, np.zeros(len(places))])
+    points = (x - centre) @ directions.T
+    return points if points.shape[1] == 2 else np.column_stack([points, np.zeros(len(points))])
 
 
-def _spread(indices: np.ndarray) -> np.ndarray:
+def _sample(indices: np.ndarray) -> np.ndarray:
     if len(indices) <= _POINTS:
         return indices
     return indices[np.linspace(0, len(indices) - 1, _POINTS).astype(np.int64)]
 
 
 def _grouped(counts: np.ndarray, most: int = 20) -> np.ndarray:
-    """More colours than these nobody can tell apart: the rest of the classes are one."""
+    """Merge the classes after the first `most - 1`: more colours cannot be told apart."""
     return counts if len(counts) <= most else np.vstack([counts[: most - 1], counts[most - 1 :].sum(0)])
 
 

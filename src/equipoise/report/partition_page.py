@@ -1,4 +1,4 @@
-"""One static page about a partition, or about several side by side."""
+"""A static page about one partition, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..partition.study import Study
 from .html import document, table
 from .partition_figures import class_bars, distance_bars, scatter
 
-WORDS = {
-    "size_error": "largest error of a size",
+LABELS = {
+    "size_error": "largest error of a block size",
     "class_error": "largest error of a class count",
-    "class_distance": "farthest from the classes of the whole",
+    "class_distance": "largest distance from the overall class distribution",
     "mmd2_ratio": "squared MMD / random",
     "mmd2_ratio_largest": "the same, largest block",
     "means_ratio": "distance of means / random",
     "means_ratio_largest": "the same, largest block",
-    "epoch_gain": "epoch time saved, times",
+    "epoch_gain": "epoch speed-up",
 }
 
 
 def write_partition_page(path: Path, studies: list[Study], features: np.ndarray, groups: np.ndarray) -> None:
-    """A page with everything for one study; a table and pictures to compare by for several."""
+    """All details for one partition; a table and pictures for the comparison of several."""
     parts = _single(studies[0], features, groups) if len(studies) == 1 else _several(studies)
     text = document(", ".join(s.name for s in studies), parts)
     try:
@@ -38,8 +38,18 @@ def write_partition_page(path: Path, studies: list[Study], features: np.ndarray,
 
 
 def worker_rows(report: dict[str, Any]) -> list[list[str]]:
-    """A heading, then a row per worker: sizes, classes, distances from the whole beside those of random splits."""
-    head = ["worker", "speed", "examples", "wanted", "class error", "MMD^2 x 1000", "random", "means apart", "random"]
+    """A heading, then one row per worker: sizes, classes, distances from the data set next to random partitions."""
+    head = [
+        "worker",
+        "speed",
+        "examples",
+        "target",
+        "class error",
+        "MMD^2 x 1000",
+        "random",
+        "distance of means",
+        "random",
+    ]
     values = report.get("values")
     rows = [head + (["value f"] if values else [])]
     for j in range(report["workers"]):
@@ -59,9 +69,9 @@ def worker_rows(report: dict[str, Any]) -> list[list[str]]:
 
 
 def compare_rows(studies: list[Study]) -> list[list[str]]:
-    """A column per partition under its name: the headings are too long to stand side by side."""
-    names = [key for key in WORDS if any(summary(s.report)[key] is not None for s in studies)]
-    rows = [["partition", *(WORDS[name] for name in names), "seconds"]]
+    """One column per partition: the labels are too long for a heading row."""
+    names = [key for key in LABELS if any(summary(s.report)[key] is not None for s in studies)]
+    rows = [["partition", *(LABELS[name] for name in names), "seconds"]]
     for one in studies:
         numbers = summary(one.report)
         rows.append([one.name, *(_number(numbers[name]) for name in names), f"{one.seconds:.2f}"])
@@ -69,49 +79,49 @@ def compare_rows(studies: list[Study]) -> list[list[str]]:
 
 
 def facts(one: Study) -> list[tuple[str, str]]:
-    """What a partition is, in a few lines."""
+    """Names and values that describe a partition."""
     report, numbers = one.report, summary(one.report)
-    found = [
+    rows = [
         ("method", ", ".join(f"{v}" if k == "name" else f"{k} {v}" for k, v in one.method.items())),
         ("data", f"{report['examples']:,} examples in {report['classes']} classes"),
         ("seconds", f"{one.seconds:.2f}"),
     ]
     for name in ("size_error", "class_error", "class_distance", "mmd2_ratio", "means_ratio"):
         if numbers[name] is not None:
-            found.append((WORDS[name], _number(numbers[name])))
+            rows.append((LABELS[name], _number(numbers[name])))
     if report["epoch_gain"] is not None:
         ideal = report["epoch_gain_ideal"]
-        words = f"{report['epoch_gain']:.2f} times shorter than with an even split (ideal {ideal:.2f})"
-        found.append(("epoch time", words))
-    return found + [("note", note) for note in report["notes"]]
+        text = f"{report['epoch_gain']:.2f} times shorter than with equal blocks (ideal {ideal:.2f})"
+        rows.append(("epoch time", text))
+    return rows + [("note", note) for note in report["notes"]]
 
 
 def _single(one: Study, features: np.ndarray, groups: np.ndarray) -> list[str]:
     parts = [f"<h1>Partition: {html.escape(one.name)}</h1>", table(facts(one), heads=True), "<h2>Workers</h2>"]
     parts.append(table(worker_rows(one.report), first=True))
     parts.append(
-        f"<p>MMD and means: distance of a block's examples of a class from all of that class, averaged over classes; "
-        f"random: the mean of {one.report['splits']} stratified-random splits of the same sizes.</p>"
+        f"<p>MMD and distance of means compare a block's examples of a class with all examples of that class, averaged "
+        f"over classes. Random: mean of {one.report['splits']} stratified random partitions of the same sizes.</p>"
     )
     bars = class_bars({one.name: one.report})
-    parts += _image(bars, "Classes", "Examples per worker by class; dashes: the sizes wanted")
-    words = "First two principal directions: every example in grey, the worker's own by class"
-    return parts + _image(scatter(features, groups, one.blocks), "Features", words)
+    parts += _image(bars, "Classes", "Examples per worker by class; dashes: target sizes")
+    caption = "First two principal components: all examples in grey, those of the worker coloured by class"
+    return parts + _image(scatter(features, groups, one.blocks), "Features", caption)
 
 
 def _several(studies: list[Study]) -> list[str]:
     reports = {one.name: one.report for one in studies}
-    parts = ["<h1>Partitions side by side</h1>", table(compare_rows(studies), heads=True, first=True)]
-    words = "Squared MMD relative to stratified-random blocks; bar: mean, dots: workers"
-    parts += _image(distance_bars(reports), "Distance from the whole", words)
-    return parts + _image(class_bars(reports), "Classes", "Examples per worker by class; dashes: the sizes wanted")
+    parts = ["<h1>Comparison of partitions</h1>", table(compare_rows(studies), heads=True, first=True)]
+    caption = "Squared MMD relative to stratified random blocks; bar: mean, dots: workers"
+    parts += _image(distance_bars(reports), "Distance from the data set", caption)
+    return parts + _image(class_bars(reports), "Classes", "Examples per worker by class; dashes: target sizes")
 
 
-def _image(picture: bytes | None, title: str, words: str) -> list[str]:
+def _image(picture: bytes | None, title: str, caption: str) -> list[str]:
     if picture is None:
         return []
     data = base64.b64encode(picture).decode()
-    return [f"<h2>{title}</h2>", f'<img alt="{words}" src="data:image/png;base64,{data}">', f"<p>{words}.</p>"]
+    return [f"<h2>{title}</h2>", f'<img alt="{caption}" src="data:image/png;base64,{data}">', f"<p>{caption}.</p>"]
 
 
 def _number(value: float | None, times: float = 1.0) -> str:

@@ -1,4 +1,4 @@
-"""What the script of a page draws, as plain data."""
+"""The data that the script of a page draws, as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .curves import AXES, streams
 from .runs import LoadedRun
 from .workers import KINDS, accounts, class_counts
 
-# Told apart by colour-blind eyes, and readable on white and on black.
+# Distinguishable with colour blindness, on white and on black.
 COLOURS = [
     "#3b82c4",
     "#d9722e",
@@ -23,38 +23,38 @@ COLOURS = [
     "#8d6e53",
     "#7a8794",
 ]
-_TURN = 0.381966  # of the circle of colours: the golden angle, so that neighbours differ
+_GOLDEN_ANGLE = 0.381966  # in turns of the hue circle: successive colours differ clearly
 _KIND_COLOURS = ["#3b82c4", "#d9a441", "#b5559c"]
-_CLASSES = 20  # more colours than these nobody can tell apart
-_DETAILED = 6  # runs of which every worker's time is drawn
-WORDS = {
-    "Training loss": "Mean over workers since the last point; the band is from least to most.",
-    "Test accuracy": "On the test data: solid for the mean of the workers' models, dashed for the centre.",
-    "Test loss": "On the test data: solid for the mean of the workers' models, dashed for the centre.",
-    "Consensus": "Root mean square distance of the workers' models from their mean.",
-    "Learning rate": "As the optimizer used it.",
-    "Batch size": "Examples per step of all workers; points: the gradient noise scale, where a rule measured it.",
-    "Herding": "Largest prefix of centred gradients of an epoch, as a part of a random order's (dotted: 1).",
+_CLASSES = 20  # more colours cannot be told apart
+_DETAILED = 6  # with more runs, only the mean over workers is drawn
+CAPTIONS = {
+    "Training loss": "Mean over workers since the previous point; the band spans the workers' minimum and maximum.",
+    "Test accuracy": "On the test data. Solid: mean of the workers' models; dashed: centre model.",
+    "Test loss": "On the test data. Solid: mean of the workers' models; dashed: centre model.",
+    "Consensus": "Root mean square distance of the workers' models from their mean (consensus distance).",
+    "Learning rate": "As used by the optimizer.",
+    "Batch size": "Examples per step over all workers. Points: gradient noise scale, if a batch rule measured it.",
+    "Herding": "Largest norm of a prefix sum of centred gradients in an epoch, relative to a random order (dotted: 1).",
 }
 
 
 def payload(runs: list[LoadedRun]) -> dict[str, Any]:
-    """Curves along their streams, times and classes of workers, and the colours for them."""
-    plots: dict[str, list[dict[str, Any]]] = {name: [] for name in WORDS}
-    places, used = [], set()
+    """Curves, times and classes of the workers, and colours."""
+    plots: dict[str, list[dict[str, Any]]] = {name: [] for name in CAPTIONS}
+    curves, used = [], set()
     for number, run in enumerate(runs):
-        found = streams(run)
-        places.append({"name": run.name, "streams": [stream.axes for stream in found]})
-        for k, stream in enumerate(found):
+        own = streams(run)
+        curves.append({"name": run.name, "streams": [stream.axes for stream in own]})
+        for k, stream in enumerate(own):
             used |= set(stream.axes)
             for line in stream.lines:
                 name = ", ".join(word for word in (run.name if len(runs) > 1 else "", line.name) if word)
-                about = {"run": number, "stream": k, "name": name or run.name, "style": line.style}
-                plots[line.plot].append({**about, "y": [_short(v) for v in line.values]})
+                line_info = {"run": number, "stream": k, "name": name or run.name, "style": line.style}
+                plots[line.plot].append({**line_info, "y": [_short(v) for v in line.values]})
     return {
-        "runs": places,
+        "runs": curves,
         "axes": [{"key": key, "label": label} for key, label in AXES.items() if key in used],
-        # Runs are compared by the time of their cluster; one run is read step by step.
+        # Several runs are compared by simulated time; a single run is read step by step.
         "first": "simulated_seconds" if len(runs) > 1 and "simulated_seconds" in used else "step",
         "plots": [_plot(k, name, lines) for k, (name, lines) in enumerate(plots.items()) if lines],
         "accounts": _accounts(runs),
@@ -67,8 +67,8 @@ def payload(runs: list[LoadedRun]) -> dict[str, Any]:
 
 
 def colours(count: int) -> list[str]:
-    """One colour for each run: the chosen ones, then others around the circle."""
-    more = [colorsys.hls_to_rgb(k * _TURN % 1.0, 0.5, 0.5) for k in range(count - len(COLOURS))]
+    """One colour per run: the fixed palette first, then hues around the circle."""
+    more = [colorsys.hls_to_rgb(k * _GOLDEN_ANGLE % 1.0, 0.5, 0.5) for k in range(count - len(COLOURS))]
     return COLOURS[:count] + ["#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in more]
 
 
@@ -84,25 +84,25 @@ def _short(value: float | None) -> float | None:
 
 
 def _accounts(runs: list[LoadedRun]) -> list[dict[str, Any]]:
-    """Worker by worker for a few runs; of many only their means."""
-    found = [(run.name, accounts(run)) for run in runs]
-    detailed = sum(about is not None for _, about in found) <= _DETAILED
+    """Times of every worker for a few runs; means over workers for many."""
+    times = [(run.name, accounts(run)) for run in runs]
+    detailed = sum(account is not None for _, account in times) <= _DETAILED
     return [
-        {"id": f"time-{k}", "name": name, "detailed": detailed, **about}
-        for k, (name, about) in enumerate(found)
-        if about is not None
+        {"id": f"time-{k}", "name": name, "detailed": detailed, **account}
+        for k, (name, account) in enumerate(times)
+        if account is not None
     ]
 
 
 def _classes(runs: list[LoadedRun]) -> list[dict[str, Any]]:
-    """Each partition once, with the names of the runs that had it."""
-    found: dict[str, dict[str, Any]] = {}
+    """Each partition once, with the names of the runs that used it."""
+    partitions: dict[str, dict[str, Any]] = {}
     for run in runs:
         counts = class_counts(run)
         if counts is None or not counts[0]:
             continue
         if len(counts[0]) > _CLASSES:
             counts = [[*row[: _CLASSES - 1], sum(row[_CLASSES - 1 :])] for row in counts]
-        about = found.setdefault(json.dumps(counts), {"id": f"classes-{len(found)}", "counts": counts, "runs": []})
-        about["runs"].append(run.name)
-    return list(found.values())
+        empty = {"id": f"classes-{len(partitions)}", "counts": counts, "runs": []}
+        partitions.setdefault(json.dumps(counts), empty)["runs"].append(run.name)
+    return list(partitions.values())

@@ -1,4 +1,4 @@
-"""A run's folder read for a page: what is missing or broken becomes a note, and the rest still counts."""
+"""Load the folder of a run. Missing or damaged files become notes; the rest is still used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..observe.events import parse_events
 
 @dataclass
 class LoadedRun:
-    """What a folder holds. `notes`: a line for everything that a reader of its page should know."""
+    """The content of a run's folder. `notes`: one line for each problem that a reader should know about."""
 
     folder: Path
     name: str
@@ -32,7 +32,7 @@ class LoadedRun:
 
 
 def load_runs(folders: Sequence[Path]) -> list[LoadedRun]:
-    """Every run under a name of its own: that of its folder, or its path where two folders are called alike."""
+    """Runs with unique names: the name of the folder, or the path if two folders have the same name."""
     names = [folder.resolve().name for folder in folders]
     resolved = [str(folder.resolve()) for folder in folders]
     if len(set(names)) < len(names):
@@ -41,8 +41,8 @@ def load_runs(folders: Sequence[Path]) -> list[LoadedRun]:
     return [load_run(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-def say(runs: list[LoadedRun]) -> None:
-    """What was found wrong, for the person at the terminal."""
+def print_notes(runs: list[LoadedRun]) -> None:
+    """Print the notes of all runs on stderr."""
     for run in runs:
         for note in run.notes:
             print(f"note: {run.folder}: {note}", file=sys.stderr)
@@ -65,9 +65,9 @@ def _events(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
         raise UserError(f"{folder / 'events.jsonl'}: cannot be read ({error.strerror})") from None
     if broken:
         lines = "1 line is" if broken == 1 else f"{broken:,} lines are"
-        notes.append(f"events.jsonl: {lines} broken and left out (a kill in mid-write leaves one)")
+        notes.append(f"events.jsonl: {lines} damaged and left out (a process killed while writing leaves one)")
     if not events:
-        notes.append("events.jsonl holds no event: the run died before its first step, so there are no curves")
+        notes.append("events.jsonl is empty: the run ended before its first step, so there are no curves")
     return events
 
 
@@ -75,7 +75,7 @@ def _recipe(folder: Path, notes: list[str]) -> dict[str, Any]:
     from .. import __version__
 
     if not (folder / "recipe.toml").is_file():
-        notes.append("no recipe.toml: the run was started from Python, or the file was lost; its choices are not shown")
+        notes.append("no recipe.toml: the run was started from Python, or the file is lost; its recipe is not shown")
         return {}
     try:
         recipe = read_toml(folder / "recipe.toml")
@@ -83,26 +83,26 @@ def _recipe(folder: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"the recipe is left out: {error}")
         return {}
     versions = recipe.get("versions")
-    made = versions.get("equipoise") if isinstance(versions, dict) else None
-    if made is not None and made != __version__:
-        notes.append(f"written by Equipoise {made}, read by {__version__}: names and defaults may have changed")
+    written_by = versions.get("equipoise") if isinstance(versions, dict) else None
+    if written_by is not None and written_by != __version__:
+        notes.append(f"written by Equipoise {written_by}, read by {__version__}: names and defaults may have changed")
     return recipe
 
 
 def _result(folder: Path, events: list[dict[str, Any]], notes: list[str]) -> dict[str, Any] | None:
-    again = f"go on with `equipoise resume {folder}`"
+    resume = f"`equipoise resume {folder}`"
     if not (folder / "result.json").is_file():
         stopped = any(e["event"] == "stopped" for e in events)
         last = max((e["step"] for e in events if isinstance(e["step"], int)), default=0)
-        words = "stopped" if stopped else "not finished, dead or still running: the last event is"
-        notes.append(f"{words} at step {last:,}: {again}")
+        state = "stopped" if stopped else "not finished (crashed or still running); the last event is"
+        notes.append(f"{state} at step {last:,}: continue with {resume}")
         return None
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        notes.append(f"result.json cannot be read ({type(error).__name__}): {again} to write it again")
+        notes.append(f"result.json cannot be read ({type(error).__name__}): write it again with {resume}")
         return None
     if not isinstance(result, dict) or not isinstance(result.get("models"), dict):
-        notes.append(f"result.json is not that of a run: {again} to write it again")
+        notes.append(f"result.json is not the result of a run: write it again with {resume}")
         return None
     return result

@@ -1,4 +1,4 @@
-"""Parts of a page that ask other pieces of the package: topology pictures, citations."""
+"""Sections of a page that use other packages: topology pictures, citations."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ..core.errors import UserError
 from .html import folded
 from .runs import LoadedRun
 
-_DRAWN = 64  # workers; more are a black disc
+_MOST_WORKERS = 64  # a drawing of more is a black disc
 
 
 def topologies(runs: list[LoadedRun]) -> list[str]:
-    """The graph of every run that gossips, each once, with the names of its runs."""
-    found: dict[str, list[str]] = {}
+    """The graph of every run that uses a topology, each once, with the names of its runs."""
+    pictures: dict[str, list[str]] = {}
     for run in runs:
         picture = _topology(run)
         if picture:
-            found.setdefault(picture, []).append(run.name)
-    parts = ["<h2>Who talks to whom</h2>"] if found else []
-    for picture, names in found.items():
-        words = f"<p>{html.escape(', '.join(names))}</p>" if len(runs) > 1 else ""
-        parts.append(f'<div class="picture">{words}{picture}</div>')
+            pictures.setdefault(picture, []).append(run.name)
+    parts = ["<h2>Topology</h2>"] if pictures else []
+    for picture, names in pictures.items():
+        caption = f"<p>{html.escape(', '.join(names))}</p>" if len(runs) > 1 else ""
+        parts.append(f'<div class="picture">{caption}{picture}</div>')
     return parts
 
 
 def _topology(run: LoadedRun) -> str:
     chosen, size = run.recipe.get("topology"), run.recipe.get("workers")
-    if not isinstance(chosen, dict) or not isinstance(size, int) or not 1 < size <= _DRAWN:
+    if not isinstance(chosen, dict) or not isinstance(size, int) or not 1 < size <= _MOST_WORKERS:
         return ""
     from ..config import registry
     from ..topology.drawing import svg
@@ -36,17 +36,15 @@ def _topology(run: LoadedRun) -> str:
     options: dict[str, Any] = {k: v for k, v in chosen.items() if k != "name"}
     try:
         return svg(registry.get("topology", str(chosen.get("name")))(**options).on(size), inline=True)
-    except (UserError, TypeError, KeyError) as error:  # of another version
-        run.notes.append(f"its topology cannot be drawn: {error}")
+    except (UserError, TypeError, KeyError) as error:  # written by another version
+        run.notes.append(f"the topology cannot be drawn: {error}")
         return ""
 
 
 def citations(runs: list[LoadedRun]) -> list[str]:
-    """BibTeX for what the runs used, each entry once."""
-    try:
-        from ..config.citations import cite
-    except ImportError:
-        return []
+    """BibTeX for the methods that the runs used, each entry once."""
+    from ..config.citations import cite
+
     entries: dict[str, None] = {}
     for run in runs:
         try:

@@ -1,4 +1,4 @@
-"""Ranking and the sentence, on results made up for it."""
+"""Ranking and explanation, on made-up results."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from typing import Any
 
 import pytest
 
+from equipoise.compare.explain import explain, within_spread
 from equipoise.compare.grid import Combination
-from equipoise.compare.plan import Task
+from equipoise.compare.plan import PlannedRun
 from equipoise.compare.table import Criterion, Spread, cells, rows_of
-from equipoise.compare.words import sentence, within_spread
 from equipoise.compare.write import as_csv, as_markdown
 from equipoise.config.recipe import Recipe
 from equipoise.loop.until import Until
 
-MEASURE = Criterion("simulated_seconds", Until("accuracy", 0.9), "accuracy")
+CRITERION = Criterion("simulated_seconds", Until("accuracy", 0.9), "accuracy")
 
 
 def run(
     name: str, seed: int = 0, seconds: float | None = None, accuracy: float = 0.9, failure: str = "", **more: Any
-) -> Task:
-    task = Task(Combination(name, Recipe()), seed, Path(name), Recipe())
+) -> PlannedRun:
+    planned = PlannedRun(Combination(name, Recipe()), seed, Path(name), Recipe())
     if failure:
-        task.state, task.failure = "failed", failure
-        return task
+        planned.state, planned.failure = "failed", failure
+        return planned
     cost = {"samples": 1000, "rounds": 10, "bytes": 4000, "simulated_seconds": seconds or 99.0, "step": 5, **more}
     spent = {key: cost.pop(key) for key in ("compute", "wait", "communicate") if key in cost}
-    task.state = "done"
-    task.result = {
+    planned.state = "done"
+    planned.result = {
         **cost,
         "models": {"mean": {"loss": 1 - accuracy, "accuracy": accuracy}},
         "reached": cost if seconds is not None else None,
         "workers": [spent, spent],
     }
-    return task
+    return planned
 
 
-def said(*tasks: Task, reference: str = "base", measure: Criterion = MEASURE) -> str:
-    return sentence(rows_of(list(tasks), measure), measure, reference)
+def explained(*runs: PlannedRun, reference: str = "base", criterion: Criterion = CRITERION) -> str:
+    return explain(rows_of(list(runs), criterion), criterion, reference)
 
 
-def ranks(*tasks: Task, measure: Criterion = MEASURE) -> list[tuple[int, str]]:
-    return [(row.rank, row.name) for row in rows_of(list(tasks), measure)]
+def ranks(*runs: PlannedRun, criterion: Criterion = CRITERION) -> list[tuple[int, str]]:
+    return [(row.rank, row.name) for row in rows_of(list(runs), criterion)]
 
 
 def test_reached_by_time_then_by_metric_then_failures() -> None:
-    tasks = [
+    runs = [
         *(run("slow", s, 20.0 + s) for s in range(2)),
         *(run("fast", s, 10.0 + s) for s in range(2)),
         run("partly", 0, 1.0),
@@ -57,39 +57,39 @@ def test_reached_by_time_then_by_metric_then_failures() -> None:
         run("broken", 0, failure="worker 1, step 3: the loss is nan"),
         run("nan", 0, accuracy=math.nan),
     ]
-    assert ranks(*tasks) == [
+    assert ranks(*runs) == [
         *[(1, "fast"), (2, "slow"), (3, "partly"), (4, "near"), (5, "far"), (6, "nan"), (7, "broken")]
     ]
 
 
-def test_a_loss_is_better_when_it_is_lower() -> None:
-    measure = Criterion("samples", Until("loss", 0.05), "loss")
-    assert ranks(run("a", accuracy=0.5), run("b", accuracy=0.7), measure=measure) == [(1, "b"), (2, "a")]
+def test_a_lower_loss_ranks_higher() -> None:
+    criterion = Criterion("samples", Until("loss", 0.05), "loss")
+    assert ranks(run("a", accuracy=0.5), run("b", accuracy=0.7), criterion=criterion) == [(1, "b"), (2, "a")]
 
 
 def test_ties_share_a_rank() -> None:
-    tasks = [run("a", 0, 10.0), run("b", 0, 10.0), run("c", 0, 11.0)]
-    assert ranks(*tasks) == [(1, "a"), (1, "b"), (3, "c")]
-    assert "a reaches accuracy=0.9 in 10.0 simulated s, and b in the same." in said(*tasks)
+    runs = [run("a", 0, 10.0), run("b", 0, 10.0), run("c", 0, 11.0)]
+    assert ranks(*runs) == [(1, "a"), (1, "b"), (3, "c")]
+    assert "a reaches accuracy=0.9 in 10.0 simulated s; b needs the same time." in explained(*runs)
 
 
 def test_what_wins_by_how_much_and_why() -> None:
-    tasks = [
+    runs = [
         run("base", s, 40.0 + s, samples=2000, bytes=8e6, rounds=400, compute=8.0, wait=12.0, communicate=20.0)
         for s in (0, 1)
     ]
-    tasks += [run("mid", s, 20.0 + s) for s in (0, 1)]
-    tasks += [
+    runs += [run("mid", s, 20.0 + s) for s in (0, 1)]
+    runs += [
         run("best", s, 10.0 + s, samples=1000, bytes=1e6, rounds=50, compute=8.0, wait=1.0, communicate=1.0)
         for s in (0, 1)
     ]
-    text = said(*tasks)
+    text = explained(*runs)
     assert (
         "best reaches accuracy=0.9 in 10.5 ± 0.7 simulated s: 2.0 times as fast as the next, mid (20.5 ± 0.7)" in text
     )
     assert "3.9 times as fast as base (40.5 ± 0.7)." in text
-    # 40.5 / 10.5 is the product of what it needs and how fast it takes it.
-    assert "against base it needs 2.0 times fewer examples and takes them 1.93 times as fast" in text
+    # 40.5 / 10.5 is the product of the two factors.
+    assert "compared with base it needs 2.0 times fewer examples and processes them 1.93 times as fast" in text
     assert "computes 8.00 s, waits 1.00 instead of 12.0 s, communicates 1.00 instead of 20.0 s" in text
     assert "waiting is 10% of its time instead of 30%" in text
     assert "it sends 1.00 MB instead of 8.00 MB, in 50.0 instead of 400 rounds" in text
@@ -100,54 +100,56 @@ def test_the_spread_of_the_seeds_decides_whether_anything_wins() -> None:
         *(run("a", s, t) for s, t in enumerate((10, 12, 14))),
         *(run("b", s, t) for s, t in enumerate((11, 13, 15))),
     ]
-    assert said(*close).startswith("No clear winner: a reaches")
+    assert explained(*close).startswith("No clear winner: a reaches")
     clear = [
         *(run("a", s, t) for s, t in enumerate((10, 11, 12))),
         *(run("b", s, t) for s, t in enumerate((21, 23, 25))),
     ]
-    assert "2.1 times as fast as the next, b" in said(*clear)
+    assert "2.1 times as fast as the next, b" in explained(*clear)
     assert not within_spread(Spread.of([1.0]), Spread.of([1.0])), "one seed has no spread to be within"
 
 
 def test_one_seed_says_so() -> None:
-    text = said(run("a", 0, 10.0), run("b", 0, 20.0))
+    text = explained(run("a", 0, 10.0), run("b", 0, 20.0))
     assert "2.0 times as fast as the next, b (20.0)" in text
-    assert text.endswith("One seed only: how far results spread is not known.")
+    assert text.endswith("One seed only: the spread over seeds is unknown.")
 
 
-def test_who_did_not_arrive() -> None:
-    text = said(*(run("a", s, 10.0 + s) for s in (0, 1)), run("b", 0, 5.0), run("b", 1), run("c", 0), run("c", 1))
+def test_choices_that_miss_the_target() -> None:
+    text = explained(*(run("a", s, 10.0 + s) for s in (0, 1)), run("b", 0, 5.0), run("b", 1), run("c", 0), run("c", 1))
     assert "Only a reaches" in text
-    assert "Not reached by c." in text
-    assert "Not with every seed by b (1 of 2)." in text
-    text = said(
+    assert "Target not reached by c." in text
+    assert "Target reached with some seeds only by b (1 of 2)." in text
+    text = explained(
         run("a", 0, accuracy=0.8), run("a", 1, accuracy=0.7), run("b", 0, accuracy=0.5), run("b", 1, accuracy=0.6)
     )
-    assert text == "No choice reaches accuracy=0.9; nearest is a with accuracy 0.750 ± 0.071 after 99.0 simulated s."
-    text = said(run("a", 0, 5.0), run("a", 1, accuracy=0.7))
+    assert (
+        text == "No choice reaches accuracy=0.9; the closest is a with accuracy 0.750 ± 0.071 after 99.0 simulated s."
+    )
+    text = explained(run("a", 0, 5.0), run("a", 1, accuracy=0.7))
     assert "No choice reaches accuracy=0.9 with every seed; a does with 1 of 2" in text
 
 
 def test_failures_are_named() -> None:
-    assert said(run("a", failure="no")) == "Every choice failed: the table says why."
-    assert "Failed: b." in said(run("a", 0, 1.0), run("b", failure="no"))
+    assert explained(run("a", failure="no")) == "Every choice failed: the table says why."
+    assert "Failed: b." in explained(run("a", 0, 1.0), run("b", failure="no"))
 
 
 def test_without_a_target_or_a_clock() -> None:
     free = Criterion("samples", None, "accuracy")
-    text = said(
+    text = explained(
         *(run("a", s, accuracy=0.9 + s / 100) for s in (0, 1)),
         *(run("b", s, accuracy=0.8) for s in (0, 1)),
-        measure=free,
+        criterion=free,
     )
     assert text.startswith("a ends with the best accuracy, 0.905 ± 0.007; the next, b, has 0.800 ± 0.000.")
     assert "--cluster FILE" in text
 
 
-def test_the_table_in_words() -> None:
-    tasks = [run("a|b", 0, 10.0, compute=9.0, wait=1.0), run("c", 0, accuracy=0.5), run("d", failure="it broke")]
-    rows = rows_of(tasks, MEASURE)
-    head, body = cells(rows, MEASURE)
+def test_cells_of_the_table() -> None:
+    runs = [run("a|b", 0, 10.0, compute=9.0, wait=1.0), run("c", 0, accuracy=0.5), run("d", failure="it broke")]
+    rows = rows_of(runs, CRITERION)
+    head, body = cells(rows, CRITERION)
     assert head == [
         "",
         "choice",
@@ -160,10 +162,10 @@ def test_the_table_in_words() -> None:
         "wait",
     ]
     assert body[0] == ["1", "a|b", "10.0", "1,000", "4.00 kB", "10.0", "0.900", "1 of 1", "10%"]
-    assert body[1][2] == "not in 99.0"
+    assert body[1][2] == "not within 99.0"
     assert body[2][2] == "failed: it broke"
     assert "a\\|b" in as_markdown(head, body)
-    lines = as_csv(rows, MEASURE).splitlines()
+    lines = as_csv(rows, CRITERION).splitlines()
     assert lines[0].startswith(
         "rank,choice,seeds,reached,failed,simulated_seconds_mean,simulated_seconds_deviation,bytes_mean"
     )
@@ -172,7 +174,7 @@ def test_the_table_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "text"),
     [
         ([], "-"),
         ([0.0], "0.00"),
@@ -182,5 +184,5 @@ def test_the_table_in_words() -> None:
         ([math.nan], "nan"),
     ],
 )
-def test_numbers_in_words(values: list[float], words: str) -> None:
-    assert Spread.of(values).words() == words
+def test_format_of_numbers(values: list[float], text: str) -> None:
+    assert Spread.of(values).format() == text
