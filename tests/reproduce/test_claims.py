@@ -1,4 +1,4 @@
-"""Every claim's experiment runs at a tiny size and measures what is expected of it; verdicts go both ways."""
+"""Every experiment runs at a tiny size and measures its quantities; verdicts can be pass and fail."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def test_an_experiment_measures_what_is_expected(claim: Claim) -> None:
     assert all(isinstance(value, (int, float)) for value in measured.values())
 
 
-def test_the_catalogue_is_in_order() -> None:
+def test_the_catalogue_is_consistent() -> None:
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
     assert {claim.paper for claim in CLAIMS} == set(PAPERS)
     for claim in CLAIMS:
@@ -55,26 +55,26 @@ def test_the_catalogue_is_in_order() -> None:
 
 
 def claim_of(*expects: Expect, **more: Any) -> Claim:
-    return Claim("order-x", "order", "It holds.", "FusedReduction.", "order:herding", expects, **more)
+    return Claim("order-x", "order", "It holds.", "An experiment.", "order:herding", expects, **more)
 
 
 @pytest.mark.parametrize(
     ("value", "holds"), [(1.0, True), (2.0, True), (0.99, False), (2.01, False), (math.nan, False), (math.inf, False)]
 )
-def test_a_range_holds_both_ends(value: float, holds: bool) -> None:
+def test_a_range_includes_both_ends(value: float, holds: bool) -> None:
     assert Expect("q", 1.0, 2.0).holds({"q": value}) is holds
 
 
-def test_one_range_that_fails_fails_the_claim() -> None:
+def test_one_failed_range_fails_the_claim() -> None:
     claim = claim_of(Expect("a", high=1.0), Expect("b", low=0.0))
     assert Outcome(claim, {"a": 1.0, "b": 0.0}, 0.0).verdict == "pass"
     assert Outcome(claim, {"a": 1.1, "b": 0.0}, 0.0).verdict == "fail"
     assert Outcome(claim, {"a": 1.0}, 0.0).verdict == "fail"
-    rows = Outcome(claim, {"a": 1.1, "b": 0.0, "beside": 7.0}, 0.0).rows()
+    rows = Outcome(claim, {"a": 1.1, "b": 0.0, "other": 7.0}, 0.0).rows()
     assert rows == [
         ("a", "1.1", "at most 1", "fail"),
         ("b", "0", "at least 0", "pass"),
-        ("beside", "7", "", ""),
+        ("other", "7", "", ""),
     ]
 
 
@@ -88,9 +88,12 @@ def test_full_scale_asks_for_its_data_before_it_starts(capsys: pytest.CaptureFix
     assert "--data-dir" in capsys.readouterr().err
 
 
-def test_listing_loads_no_torch() -> None:
-    look = "import sys; from equipoise.cli.main import main; main(['reproduce', '--list']); assert 'torch' not in sys.modules"
-    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
+def test_listing_does_not_import_torch() -> None:
+    code = (
+        "import sys; from equipoise.cli.main import main; main(['reproduce', '--list']);"
+        "assert 'torch' not in sys.modules"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
     assert all(claim.name in said.stdout for claim in CLAIMS)
 
@@ -109,7 +112,7 @@ def test_names(capsys: pytest.CaptureFixture[str]) -> None:
         assert why in capsys.readouterr().err
 
 
-def test_words_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "gossip-rate", "--write", str(tmp_path / "page.md")]) == 0
     said = capsys.readouterr().out
     assert "PASS" in said
@@ -123,7 +126,7 @@ def test_words_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(expect["holds"] for expect in first["expected"])
 
 
-def test_check_judges_what_was_measured() -> None:
+def test_check_compares_the_measured_quantity() -> None:
     quantity = "accelerated / plain rounds on a ring of 16"
     for high, verdict in ((0.9, "pass"), (0.01, "fail")):
         claim = Claim("gossip-x", "gossip", "", "", "gossip:rate", (Expect(quantity, high=high),), {"rings": (8, 16)})

@@ -1,4 +1,4 @@
-"""What a claim is, and when it holds. Nothing here loads torch."""
+"""Claims, expected ranges and outcomes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SCALES = ("small", "full")
 
 @dataclass(frozen=True)
 class Expect:
-    """A measured quantity, by its name, and the range in which it must lie for the claim to hold."""
+    """The range in which a measured quantity must lie for the claim to hold."""
 
     quantity: str
     low: float = -math.inf
     high: float = math.inf
 
     def holds(self, measured: dict[str, float]) -> bool:
-        """A quantity that was not measured, or is not a number, lies in no range."""
+        """False also for a quantity that was not measured or is NaN."""
         value = measured.get(self.quantity, math.nan)
         return not math.isnan(value) and self.low <= value <= self.high
 
@@ -36,10 +36,11 @@ class Expect:
 
 @dataclass(frozen=True)
 class Claim:
-    """`run` names the experiment, `module:function`; its arguments are `small` or, at full scale, `full` on top of them.
+    """One claim of a paper and the experiment that checks it.
 
-    recipe: how it is measured, in words. remark: what to know about the result. An experiment returns quantities by name:
-    those that are expected something of, and others to see beside them.
+    says: the claim. recipe: how it is measured. remark: a comment on the result.
+    run: the experiment as `module:function`. Its arguments are `small`, updated by `full` at full scale. It returns
+    measured quantities by name: those with an expected range, and others for comparison.
     """
 
     name: str
@@ -55,24 +56,27 @@ class Claim:
     def arguments(self, scale: str, data_dir: str | None = None) -> dict[str, Any]:
         if scale not in SCALES:
             raise UserError(f"--scale {scale}: takes {' or '.join(SCALES)}")
-        chosen = self._chosen(scale)
-        if chosen.get("data", "digits") != "digits":
+        arguments = self._arguments(scale)
+        if arguments.get("data", "digits") != "digits":
             if data_dir is None:
-                raise UserError(f"{self.name} at full scale needs {chosen['data']}: give its folder with --data-dir")
-            chosen["data_dir"] = data_dir
-        return chosen
+                raise UserError(f"{self.name} at full scale needs {arguments['data']}: give its folder with --data-dir")
+            arguments["data_dir"] = data_dir
+        return arguments
 
     def sizes(self, scale: str) -> str:
-        """How large the experiment is at this scale, in words."""
-        chosen = self._chosen(scale)
-        return ", ".join(f"{name} {_plain(value)}" for name, value in chosen.items() if value is not None)
+        """The size of the experiment at this scale, as text."""
+        arguments = self._arguments(scale)
+        return ", ".join(f"{name} {_format(value)}" for name, value in arguments.items() if value is not None)
 
-    def _chosen(self, scale: str) -> dict[str, Any]:
+    def _arguments(self, scale: str) -> dict[str, Any]:
         return self.small | (self.full if scale == "full" else {})
 
     def experiment(self) -> Callable[..., dict[str, float]]:
         module, _, function = self.run.partition(":")
-        return getattr(importlib.import_module(f"{__package__}.{module}"), function)
+        experiment: Callable[..., dict[str, float]] = getattr(
+            importlib.import_module(f"{__package__}.{module}"), function
+        )
+        return experiment
 
 
 @dataclass(frozen=True)
@@ -91,27 +95,27 @@ class Outcome:
         return "pass" if self.passed else "fail"
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Quantity, measured, expected, verdict; what stands beside has no verdict."""
+        """Quantity, measured, expected, verdict. Quantities without an expected range have no verdict."""
         expected = {expect.quantity: expect for expect in self.claim.expects}
         names = list(expected) + [name for name in self.measured if name not in expected]
-        found = []
+        rows = []
         for name in names:
             value = f"{self.measured[name]:.4g}" if name in self.measured else "not measured"
             expect = expected.get(name)
             verdict = "" if expect is None else ("pass" if expect.holds(self.measured) else "fail")
-            found.append((name, value, "" if expect is None else expect.range, verdict))
-        return found
+            rows.append((name, value, "" if expect is None else expect.range, verdict))
+        return rows
 
 
 def check(claim: Claim, scale: str = "small", data_dir: str | None = None) -> Outcome:
-    """Run the experiment of a claim and judge it."""
+    """Run the experiment of a claim."""
     arguments = claim.arguments(scale, data_dir)
     started = time.perf_counter()
     measured = claim.experiment()(**arguments)
     return Outcome(claim, measured, time.perf_counter() - started, scale)
 
 
-def _plain(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, tuple):
-        return " and ".join(_plain(one) for one in value)
+        return " and ".join(_format(one) for one in value)
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from .runs import images, mean
 
 
 def noise(dimension: int, examples: int, tests: int) -> dict[str, float]:
-    """Gradients that are nothing but noise: what a test asks for, relative to the batch it has seen."""
-    found = {
-        f"eta {eta:g}: size asked for / size tested": _growth(eta, dimension, examples, tests) for eta in (0.5, 0.7)
+    """Gradients of pure noise: the batch that a test requests, relative to the batch it tested."""
+    return {
+        f"eta {eta:g}: size asked for / size tested": _growth(eta, dimension, examples, tests)
+        for eta in (0.5, 0.7, 1.4)
     }
-    return found | {"eta 1.4: size asked for / size tested": _growth(1.4, dimension, examples, tests)}
 
 
 def _growth(eta: float, dimension: int, examples: int, tests: int) -> float:
@@ -42,18 +43,18 @@ def _growth(eta: float, dimension: int, examples: int, tests: int) -> float:
             evaluate_every=10**6,
             out=out,
         )
-        asked = [e["wanted"] / sum(e["old"]) for e in read_events(out) if e["event"] == "batch"]
-    return statistics.median(asked)
+        growth: list[float] = [e["wanted"] / sum(e["old"]) for e in read_events(out) if e["event"] == "batch"]
+    return statistics.median(growth)
 
 
 def quality(epochs: int, small: int, large: int, lr: float, seeds: int, model: str, **of: Any) -> dict[str, float]:
-    """The same samples with a small, an adaptive and a large batch; a round every four steps."""
+    """The same number of samples with a small, an adaptive and a large batch; a round every four steps."""
     data = images(**of)
-    steady: dict[str, Any] = {"debias": True, "smoothing": 0.9, "growth": 1.15}
+    debiased: dict[str, Any] = {"debias": True, "smoothing": 0.9, "growth": 1.15}
     rules = {
         "small": eq.batch.Fixed(small),
         "norm test": eq.batch.NormTest(start=small, most=large),
-        "debiased": eq.batch.NormTest(start=small, most=large, eta=3.0, **steady),
+        "debiased": eq.batch.NormTest(start=small, most=large, eta=3.0, **debiased),
         "large": eq.batch.Fixed(large),
     }
     accuracy, rounds = {}, {}
@@ -73,8 +74,11 @@ def quality(epochs: int, small: int, large: int, lr: float, seeds: int, model: s
 
 
 def floor(steps: int, lr: float, seeds: int) -> dict[str, float]:
-    """Noisy least squares with a constant rate: the gap to the optimum after so many steps."""
-    rules = {"constant": lambda: eq.batch.Fixed(4), "norm test": lambda: eq.batch.NormTest(start=4, most=1000)}
+    """Noisy least squares with a constant learning rate: the gap to the optimum after `steps` steps."""
+    rules: dict[str, Callable[[], Any]] = {
+        "constant": lambda: eq.batch.Fixed(4),
+        "norm test": lambda: eq.batch.NormTest(start=4, most=1000),
+    }
     gaps: dict[str, float] = {}
     batches: dict[str, float] = {}
     for name, rule in rules.items():

@@ -1,7 +1,7 @@
-"""The catalogue: what each paper says, how it is measured here, and in which range the outcome must lie.
+"""The catalogue: what each paper claims, how it is measured here, and the range in which the result must lie.
 
-Ranges come from the papers' theorems, plots and sentences, or from what follows from them. Where a recipe was changed after a
-first run, its remark says so.
+Ranges come from the theorems, plots and statements of the papers, or follow from them. If an experiment was changed
+after its first run, its remark says so.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 from .base import Claim, Expect
 
 PAPERS = {
-    "order": "Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa: Coordinating Distributed Example Orders for Provably Accelerated "
-    "Training (CD-GraB). NeurIPS 2023, arXiv 2302.00845",
+    "order": "Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa: Coordinating Distributed Example Orders for Provably "
+    "Accelerated Training (CD-GraB). NeurIPS 2023, arXiv 2302.00845",
     "gossip": "Lu, De Sa: Optimal Complexity in Decentralized Training (DeTAG). ICML 2021, arXiv 2006.08085",
     "batch": "Lau, Li, Xu, Liu, Kolar: Communication-Efficient Adaptive Batch Size Strategies for Distributed Local "
     "Gradient Methods. 2024, arXiv 2406.13936",
-    "partition": "RCD-SGD: Resource-Constrained Distributed SGD in Heterogeneous Environment via Submodular Partitioning. "
-    "2022, arXiv 2211.00839",
-    "pull": "Dimlioglu, Choromanska: GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep Learning "
-    "Models. AISTATS 2024, arXiv 2403.04206",
+    "partition": "RCD-SGD: Resource-Constrained Distributed SGD in Heterogeneous Environment via Submodular "
+    "Partitioning. 2022, arXiv 2211.00839",
+    "pull": "Dimlioglu, Choromanska: GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep "
+    "Learning Models. AISTATS 2024, arXiv 2403.04206",
 }
 
 CLAIMS = (
     Claim(
         "order-herding",
         "order",
-        "Coordinated balancing keeps the herding bound flat in the number of workers W; workers that balance alone have one that "
-        "grows like sqrt(W).",
-        "The same unit vectors in 16 dimensions dealt to 4 and to 64 virtual workers, the bound after the last round.",
+        "Coordinated balancing keeps the herding bound constant in the number of workers W; if workers balance "
+        "independently, it grows like sqrt(W).",
+        "The same unit vectors in 16 dimensions, distributed over 4 and over 64 virtual workers; the bound after "
+        "the last round.",
         "order:herding",
         (
             Expect("CD-GraB, bound at 64 workers / at 4", high=1.5),
@@ -35,14 +36,16 @@ CLAIMS = (
         ),
         {"workers": (4, 64), "vectors": 8192, "dimension": 16, "rounds": 10},
         {"vectors": 65536, "rounds": 15},
-        "Fixed vectors. In a network, whose gradients move, the published bound falls by 1.2 to 2 times only.",
+        "The vectors are fixed. In a network, whose gradients change, the published bound falls by 1.2 to 2 times "
+        "only.",
     ),
     Claim(
         "order-convex",
         "order",
-        "With W workers, n examples each and K epochs the error falls like (W n K)^-2 on PL functions, against 1 / (n K^2) for "
-        "distributed random reshuffling (D-RR).",
-        "Least squares in 10 dimensions, 4 workers, one example a step and worker, constant rate, equal epochs.",
+        "With W workers, n examples each and K epochs the error falls like (W n K)^-2 on PL functions, compared "
+        "with 1 / (n K^2) for distributed random reshuffling (D-RR).",
+        "Least squares in 10 dimensions, 4 workers, one example per step and worker, constant learning rate, equal "
+        "epochs.",
         "order:convex",
         (Expect("gap of the loss, CD-GraB / D-RR", high=0.2),),
         {"workers": 4, "examples": 512, "epochs": 15, "seeds": 2},
@@ -51,9 +54,10 @@ CLAIMS = (
     Claim(
         "order-network",
         "order",
-        "On LeNet and CIFAR-10 CD-GraB ends at a lower training loss than D-RR (0.65 against 0.70 at 64 workers, 0.647 against 0.69 "
-        "at 4), and lower than workers that balance alone.",
-        "LeNet, momentum 0.9, one image a step and worker; small: digits on 4 workers; full: CIFAR-10 on 64 with the paper's rate.",
+        "On LeNet and CIFAR-10 CD-GraB ends with a lower training loss than D-RR (0.65 instead of 0.70 at 64 "
+        "workers, 0.647 instead of 0.69 at 4), and lower than workers that balance independently.",
+        "LeNet, momentum 0.9, one image per step and worker; small: digits on 4 workers; full: CIFAR-10 on 64 "
+        "workers with the learning rate of the paper.",
         "order:network",
         (Expect("training loss, CD-GraB / D-RR", high=0.97),),
         {"workers": 4, "epochs": 6, "lr": 0.005, "seeds": 1, "limit": 1000},
@@ -62,8 +66,9 @@ CLAIMS = (
     Claim(
         "gossip-rate",
         "gossip",
-        "Accelerated gossip needs O(1 / sqrt(1 - lambda)) rounds where plain gossip needs O(1 / (1 - lambda)): on rings n against n^2.",
-        "Rounds in which disagreement falls tenfold on rings of 16 and 64, from the eigenvalues of W.",
+        "Accelerated gossip needs O(1 / sqrt(1 - lambda)) rounds, plain gossip O(1 / (1 - lambda)): on rings n "
+        "instead of n^2.",
+        "Rounds in which the consensus distance falls tenfold on rings of 16 and 64, from the eigenvalues of W.",
         "gossip:rate",
         (
             Expect("accelerated gossip, rounds on a ring of 64 / of 16", 3.2, 4.8),
@@ -75,9 +80,9 @@ CLAIMS = (
     Claim(
         "gossip-exact",
         "gossip",
-        "DeTAG's rate does not depend on how much the workers' data differ; D-PSGD's does, and at a constant rate it stays away from "
-        "the optimum in proportion to that rate.",
-        "Quadratics with different minima on a ring of 8, full gradients, rate 0.1/L.",
+        "The convergence of DeTAG does not depend on how much the workers' data differ. That of D-PSGD does: with a "
+        "constant learning rate it stops at a distance from the optimum in proportion to that rate.",
+        "Quadratics with different minima on a ring of 8, full gradients, learning rate 0.1/L.",
         "gossip:exact",
         (
             Expect("distance from the optimum, DeTAG", high=1e-6),
@@ -91,9 +96,9 @@ CLAIMS = (
     Claim(
         "gossip-rounds",
         "gossip",
-        "DeTAG's rounds to a given accuracy grow like 1 / sqrt(1 - lambda), those of gradient tracking (DSGT) like a higher power: "
-        "from a ring of 8 to one of 24 the first is 2.9.",
-        "The same quadratics, rounds to a distance of 1e-4, each method with the best of three rates.",
+        "The rounds of DeTAG to a given accuracy grow like 1 / sqrt(1 - lambda), those of gradient tracking (DSGT) "
+        "like a higher power. From a ring of 8 to one of 24 the first factor is 2.9.",
+        "The same quadratics, rounds to a distance of 1e-4, each method with the best of three learning rates.",
         "gossip:rounds",
         (
             Expect("DeTAG, rounds on a ring of 24 / of 8", 1.5, 4.5),
@@ -101,13 +106,14 @@ CLAIMS = (
         ),
         {"rings": (8, 24), "most": 1500, "target": 1e-4},
         {"target": 1e-6, "most": 10_000},
-        "Without noise D2 on a lazy ring needs fewer rounds still, and sends one vector in place of two.",
+        "Without noise D2 on a lazy ring needs even fewer rounds, and sends one vector instead of two.",
     ),
     Claim(
         "gossip-sorted",
         "gossip",
         "On unshuffled data DeTAG converges faster than D-PSGD, D2 and DSGT; D-PSGD fails even when tuned.",
-        "Images sorted by label on a ring of 8, equal steps, each method at the best of its rates, loss of the mean model on test data.",
+        "Images sorted by label on a ring of 8, equal steps, each method with the best of its learning rates; test "
+        "loss of the mean model.",
         "gossip:unshuffled",
         (
             Expect("loss, DeTAG / D-PSGD", high=0.9),
@@ -115,26 +121,29 @@ CLAIMS = (
         ),
         {"workers": 8, "steps": 400, "batch": 16, "rates": (0.1, 0.3, 1.0), "kappa": 1.0, "model": "mlp"},
         {"data": "cifar10", "model": "lenet", "steps": 20_000, "batch": 32, "rates": (0.05, 0.1, 0.2)},
-        "Digits are easy: D-PSGD does not fail on them, and DeTAG, which moves the model once in three steps here, is still on its way. On "
-        "sorted CIFAR-10 (docs/gossip.md) D-PSGD stalls and DeTAG is the best of the four.",
+        "Digits are easy: D-PSGD does not fail on them, and DeTAG, which updates the model once in three steps "
+        "here, has not converged yet. On sorted CIFAR-10 (docs/gossip.md) D-PSGD stalls and DeTAG is the best of "
+        "the four.",
     ),
     Claim(
         "gossip-slack",
         "gossip",
-        "On graphs with a small spectral gap (W slackened by kappa) DeTAG widens its lead and the others stall.",
+        "On graphs with a small spectral gap (W slackened by kappa) the lead of DeTAG grows and the other methods "
+        "stall.",
         "As gossip-sorted, with kappa = 0.1.",
         "gossip:unshuffled",
         (Expect("loss, DeTAG / best of D-PSGD, D2, DSGT", high=1.0),),
         {"workers": 8, "steps": 400, "batch": 16, "rates": (0.1, 0.3, 1.0), "kappa": 0.1, "model": "mlp"},
         {"data": "cifar10", "model": "lenet", "steps": 20_000, "batch": 32, "rates": (0.05, 0.1, 0.2)},
-        "DeTAG moves the model once per phase, and phases grow as the gap shrinks: short runs end after a few moves.",
+        "DeTAG updates the model once per phase, and phases grow as the spectral gap shrinks: short runs end after "
+        "a few updates.",
     ),
     Claim(
         "batch-noise",
         "batch",
-        "The norm test between workers bounds noise relative to the gradient by eta. It follows that where only noise is left a test "
-        "asks for 1 / eta^2 times the batch: fast growth below eta = 1, none above.",
-        "4 workers on examples whose gradients sum to zero; the median over tests.",
+        "The norm test between workers bounds the noise relative to the gradient by eta. It follows that pure noise "
+        "makes a test request 1 / eta^2 times the batch: fast growth below eta = 1, none above.",
+        "4 workers on examples whose gradients sum to zero; median over the tests.",
         "batch:noise",
         (
             Expect("eta 0.5: size asked for / size tested", 3.6, 4.4),
@@ -147,8 +156,10 @@ CLAIMS = (
     Claim(
         "batch-quality",
         "batch",
-        "Adaptive local batches need fewer rounds than small constant ones and generalise better than large constant ones.",
-        "4 workers, a round every 4 steps, batches of 8, of 128, and the norm test (eta 0.8) between them; equal samples.",
+        "Adaptive local batches need fewer rounds than small constant ones and generalise better than large "
+        "constant ones.",
+        "4 workers, a round every 4 steps; batches of 8, of 128, and the norm test (eta 0.8) between the two; equal "
+        "samples.",
         "batch:quality",
         (
             Expect("rounds, norm test / small batch", high=0.6),
@@ -157,26 +168,28 @@ CLAIMS = (
         ),
         {"epochs": 40, "small": 8, "large": 128, "lr": 0.05, "seeds": 3, "model": "mlp"},
         {"data": "cifar10", "model": "lenet", "epochs": 40, "small": 16, "large": 256, "seeds": 3},
-        "At 15 epochs, tried first, the norm test lost 3.6 points. "
-        "At eta = 0.8 sizes reach the cap within a few rounds on so few examples; the debiased test grows more slowly and loses less.",
+        "At 15 epochs, tried first, the norm test lost 3.6 points. With so few examples and eta = 0.8 the batch "
+        "sizes reach their maximum within a few rounds; with the debiased test they grow more slowly and it loses "
+        "fewer points.",
     ),
     Claim(
         "batch-floor",
         "batch",
-        "Under the norm test local SGD converges at a constant rate with no floor of gradient noise, which a constant batch has.",
+        "With the norm test local SGD converges at a constant learning rate; with a constant batch it stops at a "
+        "noise floor.",
         "Noisy least squares, 4 workers, a round every 4 steps, equal steps from a batch of 4.",
         "batch:floor",
         (Expect("gap of the loss, norm test / constant batch", high=0.2),),
         {"steps": 400, "lr": 0.05, "seeds": 3},
         {"steps": 2000, "seeds": 10},
-        "It pays with examples: see the batch.",
+        "The price is more examples: see the mean batch.",
     ),
     Claim(
         "partition-time",
         "partition",
-        "Blocks and batches in proportion to the workers' speeds r leave nobody waiting: an epoch is mean(r) / min(r) times shorter, "
-        "3.75 at 1:2:4:8.",
-        "A described cluster of those speeds, even blocks against submodular ones, simulated time.",
+        "With blocks and batches in proportion to the workers' speeds r there are no stragglers: an epoch is "
+        "mean(r) / min(r) times shorter, 3.75 at 1:2:4:8.",
+        "A described cluster of those speeds, equal blocks and submodular blocks, simulated time.",
         "partition:epoch_time",
         (Expect("epoch time, even / proportional blocks", 3.6, 3.9),),
         {"epochs": 2, "batch": 60},
@@ -185,8 +198,10 @@ CLAIMS = (
     Claim(
         "partition-features",
         "partition",
-        "Submodular blocks resemble the whole in features better than random ones with the same class counts.",
-        "Digits, or images, on 8 equal workers; squared MMD of a block from its class, mean over blocks and classes, relative to random.",
+        "The features of submodular blocks resemble those of the data set better than random blocks with equal "
+        "class counts.",
+        "Digits, or images, on 8 equal workers; squared MMD between a block and its class, mean over blocks and "
+        "classes, relative to random blocks.",
         "partition:likeness",
         (
             Expect("squared MMD / random, facility location", high=0.75),
@@ -198,8 +213,8 @@ CLAIMS = (
     Claim(
         "partition-unequal",
         "partition",
-        "The same for unequal workers: the partition is made for heterogeneous speeds.",
-        "Speeds 1:2:4:8, four classes of three clusters (70, 25 and 5 %), the paper's rule of turns.",
+        "The same holds for unequal workers: the partition is made for heterogeneous speeds.",
+        "Speeds 1:2:4:8, four classes of three clusters (70, 25 and 5 %), the order of turns of the paper.",
         "partition:unequal",
         (
             Expect("squared MMD / random, facility location, the paper's rule", high=1.0),
@@ -207,27 +222,29 @@ CLAIMS = (
         ),
         {"examples": 2400, "splits": 20},
         {"examples": 24_000},
-        "The paper's rule feeds all workers at the same pace, so slow ones take the most typical examples and fast ones what is left. "
-        "The fill rule, the default here for unequal speeds, gives turns by how full a block is.",
+        "With the paper's rule all workers receive examples at the same rate, so slow workers take the most typical "
+        "examples and fast workers the remaining ones. The fill rule, the default here for unequal speeds, gives "
+        "the next turn to the block that is least full.",
     ),
     Claim(
         "partition-saved",
         "partition",
-        "Submodular partitions save 32 % (facility location) of D-PSGD's time to a training loss.",
-        "8 equal workers on the paper's graph; the paper compares its blocks with a round every 2 steps to random blocks with one every "
-        "step. The case that it leaves out, random blocks every 2 steps, takes the two apart.",
+        "Submodular partitions save 32 % (facility location) of the time of D-PSGD to a training loss.",
+        "8 equal workers on the graph of the paper. The paper compares its blocks with a round every 2 steps to "
+        "random blocks with a round every step. The missing case, random blocks with a round every 2 steps, "
+        "separates the two effects.",
         "partition:saved",
         (Expect("time saved by the partition alone (F = 2 both), %", low=5.0),),
         {"epochs": 6, "seeds": 2, "model": "mlp"},
         {"data": "cifar10", "model": "resnet", "epochs": 60, "seeds": 3},
-        "How much fewer rounds save depends on the links, here such that a round takes as long as a step.",
+        "How much time fewer rounds save depends on the links; here a round takes as long as a step.",
     ),
     Claim(
         "pull-weights",
         "pull",
-        "Each worker weighs in the centre by the inverse of its gradient's norm, layer by layer in LGRAWA: weight times norm is the same "
-        "for all.",
-        "4 workers with gradients of different size, the weights of a live round times the norms of the gradients it saw.",
+        "The weight of a worker in the centre is the inverse of its gradient norm, layer by layer in LGRAWA: weight "
+        "times norm is the same for all workers.",
+        "4 workers with gradients of different norms; the weights of a round times the gradient norms that it used.",
         "pull:weights",
         (Expect("spread of weight x norm over workers, largest of all layers", high=1e-5),),
         {"workers": 4, "steps": 4},
@@ -235,8 +252,9 @@ CLAIMS = (
     Claim(
         "pull-valleys",
         "pull",
-        "Weighing by gradient norms draws workers to flat minima; EASGD may be caught between minima and LSGD in a narrow one.",
-        "A sharp and a flat valley of equal depth and width, half of 6 workers in each, each batch seeing them shifted at random.",
+        "Weights by gradient norm pull workers to flat minima; EASGD may end between minima and LSGD in a narrow one.",
+        "A sharp and a flat valley of equal depth and width, half of 6 workers in each; each batch shifts the "
+        "valleys at random.",
         "pull:valleys",
         (
             Expect("runs that end in the flat valley, MGRAWA", low=0.9),
@@ -245,14 +263,15 @@ CLAIMS = (
         ),
         {"workers": 6, "steps": 320, "seeds": 10},
         {"steps": 3200, "seeds": 100},
-        "A toy in one dimension, made to show the argument: in two earlier shapes, with rounds every 4 steps, equal weights ended in the flat "
-        "valley too. pull-flatness looks at networks.",
+        "A one-dimensional example made to show the argument: with two earlier shapes and rounds every 4 steps, "
+        "equal weights ended in the flat valley too. pull-flatness measures networks.",
     ),
     Claim(
         "pull-time",
         "pull",
         "In the same time MGRAWA and LGRAWA reach a lower test error than EASGD and LSGD, with fewer rounds.",
-        "4 workers with slow links, the authors' periods and pulls (EASGD and LSGD every 4 steps, GRAWA every 32), equal simulated time.",
+        "4 workers with slow links, periods and pulls of the authors (EASGD and LSGD every 4 steps, GRAWA every "
+        "32), equal simulated time.",
         "pull:budget",
         (
             Expect("test error, LGRAWA / better of EASGD, LSGD", high=1.0),
@@ -266,7 +285,7 @@ CLAIMS = (
         "pull-flatness",
         "pull",
         "GRAWA ends in flatter minima than its competitors.",
-        "The runs of pull-time: trace and largest eigenvalue of the Hessian of the training loss around the mean model.",
+        "The runs of pull-time: trace and largest eigenvalue of the Hessian of the training loss at the mean model.",
         "pull:flatness",
         (
             Expect("trace of the Hessian, LGRAWA / EASGD", high=1.0),
@@ -274,6 +293,6 @@ CLAIMS = (
         ),
         {"seconds": 12.0, "seeds": 5, "model": "mlp", "lr": 0.02},
         {"data": "cifar10", "model": "resnet", "seconds": 4000.0, "seeds": 3, "lr": 0.1},
-        "By the largest eigenvalue the authors' own raw results put EASGD first.",
+        "By the largest eigenvalue, the raw results of the authors rank EASGD first.",
     ),
 )

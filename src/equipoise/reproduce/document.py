@@ -1,9 +1,10 @@
-"""The outcomes as a page for the documentation."""
+"""The outcomes as a Markdown page of the documentation."""
 
 from __future__ import annotations
 
 import os
 import platform
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -12,18 +13,20 @@ from .base import Outcome
 from .claims import CLAIMS, PAPERS
 
 _HEAD = """# Do the papers' claims hold?
-`equipoise reproduce` checks the main claims of the five papers that this library carries. Each is a small experiment
-with virtual workers, a range that follows from what the paper says, and a verdict: pass or fail. A claim that fails here may hold elsewhere;
-beside it stand the other methods and, where we know one, the variant that does better. Quantities without a range have no verdict.
+`equipoise reproduce` checks the main claims of five papers. Each claim is a small experiment on virtual workers with
+a range that follows from the paper, and a verdict: pass or fail. A claim that fails here may hold elsewhere. The
+tables also show the other methods and, if we know one, a variant that does better. Quantities without a range have no
+verdict.
 
 ```console
 $ equipoise reproduce --list
 $ equipoise reproduce gossip-rate
 ```
-`--scale small` (the default) takes up to two minutes a claim on one core, on bundled or synthetic data. `--scale full` is the same code
-with the papers' sizes; where it says CIFAR-10, give its folder with `--data-dir`. `--json` prints outcomes for programs,
-`--write FILE` writes this page. A name may also be a paper: order, gossip, batch, partition, pull. Exit code 0 says that the
-experiments ran, not that the claims hold. Runs at the two scales: [small](reproduce.md), [full](reproduce-full.md).
+`--scale small` (the default) takes up to two minutes per claim on one core, on bundled or synthetic data.
+`--scale full` runs the same code at the papers' sizes; claims on CIFAR-10 need its folder in `--data-dir`. `--json`
+prints the outcomes for programs. `--write FILE` writes this page. Instead of a claim you can name a paper: order,
+gossip, batch, partition, pull. Exit code 0 means that the experiments ran, not that the claims hold. Results: [small
+scale](reproduce.md), [full scale](reproduce-full.md).
 """
 
 
@@ -35,11 +38,13 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
     spent = sum(outcome.seconds for outcome in outcomes)
     parts = [
         _HEAD,
-        "## The last run",
-        f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes. "
-        f"**{passed} of {len(outcomes)} hold**"
-        + (f"; not: {', '.join(failed)}." if failed else ".")
-        + (f" Not in this run: {', '.join(missing)}." if missing else ""),
+        "## Latest run",
+        _wrapped(
+            f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes. "
+            f"**{passed} of {len(outcomes)} hold**"
+            + (f"; not: {', '.join(failed)}." if failed else ".")
+            + (f" Not in this run: {', '.join(missing)}." if missing else "")
+        ),
         "",
         "| claim | paper | verdict | seconds |",
         "|---|---|---|---|",
@@ -48,25 +53,32 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
     for paper, citation in PAPERS.items():
         own = [outcome for outcome in outcomes if outcome.claim.paper == paper]
         if own:
-            parts += ["", f"## {paper.capitalize()}", f"{citation}."]
+            parts += ["", f"## {paper.capitalize()}", _wrapped(f"{citation}.")]
         for outcome in own:
-            parts += _claim(outcome)
+            parts += _section(outcome)
     return "\n".join(parts) + "\n"
 
 
-def _claim(outcome: Outcome) -> list[str]:
+def _section(outcome: Outcome) -> list[str]:
     claim = outcome.claim
     rows = [f"| {name} | {value} | {expected} | {verdict} |" for name, value, expected, verdict in outcome.rows()]
     return [
         "",
         f"### {claim.name}",
-        f"{_word(outcome).capitalize()}. *{claim.says}* Measured: {claim.recipe} Sizes: {claim.sizes(outcome.scale)}.",
+        _wrapped(
+            f"{_word(outcome).capitalize()}. *{claim.says}* Measured: {claim.recipe} "
+            f"Sizes: {claim.sizes(outcome.scale)}."
+        ),
         "",
         "| quantity | measured | expected | |",
         "|---|---|---|---|",
         *rows,
-        *(["", claim.remark] if claim.remark else []),
+        *(["", _wrapped(claim.remark)] if claim.remark else []),
     ]
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, width=118, break_long_words=False, break_on_hyphens=False)
 
 
 def _word(outcome: Outcome) -> str:
@@ -74,7 +86,7 @@ def _word(outcome: Outcome) -> str:
 
 
 def machine() -> str:
-    """Its size, and what the numbers depend on."""
+    """The machine and the versions that the numbers depend on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = ""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,21 @@ from .runs import images
 
 
 def rate(rings: tuple[int, int]) -> dict[str, float]:
-    """Rounds in which disagreement on a ring falls tenfold."""
+    """Rounds in which the consensus distance on a ring falls tenfold."""
     few, many = rings
-    found = {kind: {n: _tenfold(kind, eq.topology.Ring().on(n)) for n in rings} for kind in ("accelerated", "plain")}
-    grown = {f"{kind} gossip, rounds on a ring of {many} / of {few}": r[many] / r[few] for kind, r in found.items()}
-    lead = found["accelerated"][many] / found["plain"][many]
-    chebyshev = _tenfold("chebyshev", eq.topology.Ring().on(many)) / found["plain"][many]
-    return grown | {
+    counts = {kind: {n: _tenfold(kind, eq.topology.Ring().on(n)) for n in rings} for kind in ("accelerated", "plain")}
+    growth = {f"{kind} gossip, rounds on a ring of {many} / of {few}": r[many] / r[few] for kind, r in counts.items()}
+    lead = counts["accelerated"][many] / counts["plain"][many]
+    chebyshev = _tenfold("chebyshev", eq.topology.Ring().on(many)) / counts["plain"][many]
+    return growth | {
         f"accelerated / plain rounds on a ring of {many}": lead,
         f"Chebyshev's / plain rounds on a ring of {many}": chebyshev,
     }
 
 
 def _tenfold(kind: str, topology: Topology) -> int:
-    """By the eigenvalues of W: R rounds multiply an eigenvector by a polynomial of its eigenvalue."""
-    values = np.sort(np.linalg.eigvalsh(topology.matrix(0)))[:-1]  # without the mean, which stays
+    """From the eigenvalues of W: R rounds multiply an eigenvector by a polynomial of its eigenvalue."""
+    values = np.sort(np.linalg.eigvalsh(topology.matrix(0)))[:-1]  # without the eigenvalue 1 of the mean
     rounds = 1
     while np.abs(polynomial(values, etas(kind, float(np.abs(values).max()), rounds))).max() > 0.1:
         rounds += 1
@@ -40,7 +41,7 @@ def _tenfold(kind: str, topology: Topology) -> int:
 
 
 def exact(workers: int, steps: int) -> dict[str, float]:
-    """Quadratics with different minima and full gradients: how far from the optimum a constant rate ends."""
+    """Quadratics with different minima, full gradients, constant learning rate: final distance from the optimum."""
     problem = Quadratics(workers)
     ring, lazy = eq.topology.Ring(), eq.topology.Ring(lazy=True)
 
@@ -58,21 +59,21 @@ def exact(workers: int, steps: int) -> dict[str, float]:
 
 
 def rounds(rings: tuple[int, int], most: int, target: float) -> dict[str, float]:
-    """Rounds until the quadratics are solved, each method with the better of three rates."""
-    methods = {
+    """Rounds until the quadratics are solved, each method with the best of three learning rates."""
+    methods: dict[str, Callable[[], Any]] = {
         "DeTAG": lambda: eq.sync.DeTAG(eq.topology.Ring()),
         "DSGT": lambda: eq.sync.DSGT(eq.topology.Ring()),
         "D2, lazy ring": lambda: eq.sync.D2(eq.topology.Ring(lazy=True)),
     }
     few, many = rings
-    found: dict[str, dict[int, float]] = {name: {} for name in methods}
+    counts: dict[str, dict[int, float]] = {name: {} for name in methods}
     for n in rings:
         problem = Quadratics(n)
         for name, sync in methods.items():
             tries = [problem.solve(sync(), most, part / problem.smoothness, target) for part in (0.7, 0.3, 0.1)]
-            found[name][n] = min(len(t) if t[-1] <= target else math.inf for t in tries)
-    grown = {f"{name}, rounds on a ring of {many} / of {few}": row[many] / row[few] for name, row in found.items()}
-    return grown | {f"{name}, rounds on a ring of {many}": row[many] for name, row in found.items()}
+            counts[name][n] = min(len(t) if t[-1] <= target else math.inf for t in tries)
+    growth = {f"{name}, rounds on a ring of {many} / of {few}": row[many] / row[few] for name, row in counts.items()}
+    return growth | {f"{name}, rounds on a ring of {many}": row[many] for name, row in counts.items()}
 
 
 class Quadratics:
@@ -88,10 +89,10 @@ class Quadratics:
         self.smoothness = float(max(np.linalg.eigvalsh(a)[-1] for a in matrices))
 
     def solve(self, sync: Any, steps: int, lr: float, target: float = 0.0) -> list[float]:
-        """The largest distance of a worker from the optimum after each step; ends early at the target or where it diverges."""
+        """The largest distance of a worker from the optimum after each step. Stops at the target, or on divergence."""
 
         def loop(comm: Any) -> list[float]:
-            a, c, seen = self.matrices[comm.rank], self.centres[comm.rank], []
+            a, c, distances = self.matrices[comm.rank], self.centres[comm.rank], []
             model = nn.Linear(len(c), 1, bias=False, dtype=torch.float64)
             nn.init.zeros_(model.weight)
             optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -100,20 +101,21 @@ class Quadratics:
                     with torch.no_grad():
                         model.weight.grad = ((model.weight[0] - c) @ a)[None]
                     optimizer.step()
-                    away = (model.weight.detach()[0] - self.best).abs().max().reshape(1)
+                    distance = (model.weight.detach()[0] - self.best).abs().max().reshape(1)
                     with comm.uncounted():
-                        seen.append(float(comm.gather(away).max()))
-                    if seen[-1] <= target or not seen[-1] < 1e3:
+                        distances.append(float(comm.gather(distance).max()))
+                    if distances[-1] <= target or not distances[-1] < 1e3:
                         break
-            return seen
+            return distances
 
-        return eq.spawn(loop, len(self.centres), virtual=True)[0]
+        results: list[list[float]] = eq.spawn(loop, len(self.centres), virtual=True)
+        return results[0]
 
 
 def unshuffled(
     workers: int, steps: int, batch: int, rates: tuple[float, ...], kappa: float, model: str, **of: Any
 ) -> dict[str, float]:
-    """Images sorted by label, cut into blocks: the loss of the mean model after so many steps, each method at its best rate."""
+    """Images sorted by label: final loss of the mean model, each method with its best learning rate."""
     data = images(**of)
     ring = eq.topology.Ring(slack=kappa)
     lazy = eq.topology.Ring(slack=kappa, lazy=True)
@@ -141,5 +143,5 @@ def unshuffled(
         "loss, DeTAG / D-PSGD": losses["DeTAG"] / losses["D-PSGD"],
         "loss, DeTAG / best of D-PSGD, D2, DSGT": losses["DeTAG"] / min(losses[name] for name in rivals),
     }
-    beside = {f"loss, {name}": loss for name, loss in losses.items()}
-    return lead | beside | {"loss of the workers' own models, DeTAG / D-PSGD": own["DeTAG"] / own["D-PSGD"]}
+    others = {f"loss, {name}": loss for name, loss in losses.items()}
+    return lead | others | {"loss of the workers' own models, DeTAG / D-PSGD": own["DeTAG"] / own["D-PSGD"]}

@@ -1,4 +1,4 @@
-"""CD-GraB: orders that are balanced over all workers together."""
+"""CD-GraB: orders balanced jointly over all workers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .runs import images, mean
 
 
 def herding(workers: tuple[int, int], vectors: int, dimension: int, rounds: int) -> dict[str, float]:
-    """The largest prefix of the sum over workers, on unit vectors that stay the same."""
-    found: dict[str, dict[int, float]] = {}
+    """The largest norm of a prefix sum over workers, on fixed unit vectors."""
+    bounds: dict[str, dict[int, float]] = {}
     orders = {"CD-GraB": eq.order.CDGraB, "ID-GraB": eq.order.IDGraB, "random": eq.order.Reshuffle}
     drawn = torch.randn(vectors, dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     drawn /= drawn.norm(dim=1, keepdim=True)
     for name, order in orders.items():
-        found[name] = {w: _bound(order, drawn.chunk(w), rounds) for w in workers}
+        bounds[name] = {w: _bound(order, drawn.chunk(w), rounds) for w in workers}
     few, many = workers
-    grown = {f"{name}, bound at {many} workers / at {few}": row[many] / row[few] for name, row in found.items()}
+    grown = {f"{name}, bound at {many} workers / at {few}": row[many] / row[few] for name, row in bounds.items()}
     return grown | {
-        f"CD-GraB, bound / a random order's, {many} workers": found["CD-GraB"][many] / found["random"][many]
+        f"CD-GraB, bound / a random order's, {many} workers": bounds["CD-GraB"][many] / bounds["random"][many]
     }
 
 
@@ -35,17 +35,18 @@ def _bound(order: Any, blocks: tuple[torch.Tensor, ...], rounds: int) -> float:
         mine = blocks[comm.rank]
         own = order().bind(Context(comm, worker=describe(comm, sizes=[len(block) for block in blocks])))
         for epoch in range(rounds if own.watches else 0):
-            places = own.epoch(epoch)
-            for part in np.split(places, range(16, len(places), 16)):
+            indices = own.epoch(epoch)
+            for part in np.split(indices, range(16, len(indices), 16)):
                 own.observe(part, Rows(mine[torch.from_numpy(part)], [1] * len(part)))
-        return mine[torch.from_numpy(own.epoch(rounds))]
+        visited: torch.Tensor = mine[torch.from_numpy(own.epoch(rounds))]
+        return visited
 
-    visited = torch.stack(eq.spawn(loop, len(blocks), virtual=True)).sum(0)
-    return float((visited - visited.mean(0)).cumsum(0).norm(dim=1).max())
+    total = torch.stack(eq.spawn(loop, len(blocks), virtual=True)).sum(0)
+    return float((total - total.mean(0)).cumsum(0).norm(dim=1).max())
 
 
 def convex(workers: int, examples: int, epochs: int, seeds: int) -> dict[str, float]:
-    """Least squares, one example a step and worker: the gap to the optimum with a constant rate."""
+    """Least squares, one example per step and worker: the gap to the optimum with a constant learning rate."""
     orders = {"D-RR": eq.order.Reshuffle, "ID-GraB": eq.order.IDGraB, "CD-GraB": eq.order.CDGraB}
     gaps = {
         name: mean(_gap(order, workers, examples, epochs, s) for s in range(seeds)) for name, order in orders.items()
@@ -76,17 +77,17 @@ def _gap(order: Any, workers: int, examples: int, epochs: int, seed: int) -> flo
 
 
 def network(workers: int, epochs: int, lr: float, seeds: int, **of: Any) -> dict[str, float]:
-    """LeNet, one image a step and worker: the training loss at the end."""
+    """LeNet, one image per step and worker: the final training loss."""
     data = images(**of)
     orders = {"D-RR": eq.order.Reshuffle, "ID-GraB": eq.order.IDGraB, "CD-GraB": eq.order.CDGraB}
     losses: dict[str, float] = {}
     for name, order in orders.items():
-        ends = []
+        final = []
         for seed in range(seeds):
             run = data.train_with(
                 order=order(), workers=workers, epochs=epochs, batch=1, lr=lr, momentum=0.9, seed=seed, model="lenet"
             )
-            ends.append(data.training_loss(run.model))
-        losses[name] = mean(ends)
+            final.append(data.training_loss(run.model))
+        losses[name] = mean(final)
     ratios = {f"training loss, {name} / D-RR": losses[name] / losses["D-RR"] for name in ("CD-GraB", "ID-GraB")}
     return ratios | {f"training loss, {name}": loss for name, loss in losses.items()}

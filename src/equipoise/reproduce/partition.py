@@ -16,24 +16,24 @@ from ..simulate.cluster import Link
 from .runs import images, mean, time_to
 
 SPEEDS = [1.0, 2.0, 4.0, 8.0]
-# 8 workers and 12 links, as in MATCHA's first figure, which the paper draws too.
+# 8 workers and 12 links: the first figure of MATCHA, which the paper uses too.
 LINKS = [(1, 5), (6, 7), (0, 4), (2, 3), (1, 7), (3, 6), (1, 0), (3, 7), (5, 6), (1, 2), (7, 0), (3, 1)]
 
 
 def epoch_time(epochs: int, batch: int, **of: Any) -> dict[str, float]:
-    """An epoch on workers of speeds 1:2:4:8, even blocks against proportional ones."""
+    """Time of an epoch on workers of speeds 1:2:4:8, with equal and with proportional blocks."""
     data = images(**of)
     cluster = eq.Cluster([100.0 * speed for speed in SPEEDS])
     how: dict[str, Any] = {"workers": 4, "epochs": epochs, "cluster": cluster, "lr": 0.1, "model": "logistic"}
     even = data.train_with(partition=eq.partition.IID(), batch=batch, **how)
     blocks = eq.partition.Submodular(speeds=SPEEDS)
-    shared = data.train_with(partition=blocks, batch=eq.batch.Proportional(batch), **how)
-    seconds = [run.result["simulated_seconds"] for run in (even, shared)]
+    proportional = data.train_with(partition=blocks, batch=eq.batch.Proportional(batch), **how)
+    seconds = [run.result["simulated_seconds"] for run in (even, proportional)]
     return {"epoch time, even / proportional blocks": seconds[0] / seconds[1]}
 
 
 def likeness(workers: int, splits: int, **of: Any) -> dict[str, float]:
-    """Equal speeds: squared MMD of the blocks from their classes, relative to stratified-random blocks."""
+    """Equal speeds: squared MMD between the blocks and their classes, relative to stratified random blocks."""
     view = Source(images(**of).data.train).view()
     kinds: dict[str, dict[str, Any]] = {
         "facility location": {},
@@ -41,15 +41,15 @@ def likeness(workers: int, splits: int, **of: Any) -> dict[str, float]:
         "herding (ours)": {"objective": "herding"},
     }
     speeds = [1.0] * workers
-    found = {
+    distances = {
         name: _distance(view, speeds, splits, rule="paper" if "ours" not in name else "fill", **k)
         for name, k in kinds.items()
     }
-    return {f"squared MMD / random, {name}": value for name, (value, _) in found.items()}
+    return {f"squared MMD / random, {name}": value for name, (value, _) in distances.items()}
 
 
 def unequal(examples: int, splits: int) -> dict[str, float]:
-    """Speeds 1:2:4:8 and classes of three clusters, large and small: the paper's rule beside the fill rule."""
+    """Speeds 1:2:4:8 and classes of three clusters of different sizes: the rule of the paper and the fill rule."""
     rng = np.random.default_rng(0)
     y = np.repeat(np.arange(4), examples // 4)
     part = rng.choice(3, len(y), p=[0.7, 0.25, 0.05])
@@ -62,26 +62,28 @@ def unequal(examples: int, splits: int) -> dict[str, float]:
         "facility location, fill rule (ours)": {"rule": "fill"},
         "herding, fill rule (ours)": {"rule": "fill", "objective": "herding"},
     }
-    found = {}
+    quantities = {}
     for name, options in rows.items():
         average, largest = _distance(view, SPEEDS, splits, **options)
-        found[f"squared MMD / random, {name}"] = average
-        found[f"the same, largest block, {name}"] = largest
-    return found
+        quantities[f"squared MMD / random, {name}"] = average
+        quantities[f"the same, largest block, {name}"] = largest
+    return quantities
 
 
 def _distance(view: DatasetView, speeds: list[float], splits: int, **options: Any) -> tuple[float, float]:
-    """Mean over blocks of squared MMD / that of random ones, and that of the largest block."""
-    made = study(eq.partition.Submodular(speeds=speeds, **options), view, len(speeds), splits=splits, features="inputs")
-    distance = made.report["mmd2"]
+    """Squared MMD relative to random blocks: mean over blocks, and the largest block."""
+    result = study(
+        eq.partition.Submodular(speeds=speeds, **options), view, len(speeds), splits=splits, features="inputs"
+    )
+    distance = result.report["mmd2"]
     ratios = [a / b for a, b in zip(distance["block"], distance["random"], strict=True)]
-    return mean(ratios), ratios[int(np.argmax(made.report["sizes"]))]
+    return mean(ratios), ratios[int(np.argmax(result.report["sizes"]))]
 
 
 def saved(epochs: int, seeds: int, model: str, **of: Any) -> dict[str, float]:
-    """D-PSGD on 8 equal workers: time to a training loss, taken apart into fewer rounds and the partition.
+    """D-PSGD on 8 equal workers: time to a training loss, separated into fewer rounds and the partition.
 
-    A round takes about as long as a step, so that halving the rounds alone can save a quarter.
+    A round takes about as long as a step, so halving the number of rounds alone can save a quarter.
     """
     data = images(**of)
     cluster = eq.Cluster([1000.0] * 8, Link(100e6, 1e-2))
@@ -97,7 +99,7 @@ def saved(epochs: int, seeds: int, model: str, **of: Any) -> dict[str, float]:
             )
             curves[case].append(run)
     target = max(curve[-1][1] for of_case in curves.values() for curve in of_case)
-    times = {case: mean(time_to(curve, target) for curve in found) for case, found in curves.items()}
+    times = {case: mean(time_to(curve, target) for curve in of_case) for case, of_case in curves.items()}
     return {
         "time saved by the partition alone (F = 2 both), %": 100 * (1 - times["submodular", 2] / times["random", 2]),
         "time saved by fewer rounds alone (random both), %": 100 * (1 - times["random", 2] / times["random", 1]),

@@ -1,4 +1,4 @@
-"""GRAWA: averages weighted by the inverse of gradient norms."""
+"""GRAWA: averages weighted by inverse gradient norms."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..flatness import Surface, largest_eigenvalue, trace
 from ..simulate.cluster import Link
 from .runs import LOSS, images, mean
 
-SHARP, FLAT = 20.0, 1.0  # curvature at the bottom of the two valleys: about 21 and 2.4
+SHARP, FLAT = 20.0, 1.0  # curvature at the bottom: about 21 and 2.4
 
 
 def weights(workers: int, steps: int) -> dict[str, float]:
-    """A worker's share of the centre times the norm of its gradient: the same for all."""
+    """The weight of a worker in the centre times its gradient norm, which must be the same for all workers."""
     x, y = torch.randn(64 * workers, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64 * workers) % 3
 
     def loop(comm: Any) -> torch.Tensor:
@@ -27,14 +27,15 @@ def weights(workers: int, steps: int) -> dict[str, float]:
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         mine = slice(64 * comm.rank, 64 * (comm.rank + 1))
-        with eq.attach(model, optimizer, sync=eq.sync.LGRAWA(source="last", smoothing=0.0), period=4) as together:
+        with eq.attach(model, optimizer, sync=eq.sync.LGRAWA(source="last", smoothing=0.0), period=4) as attached:
             for _ in range(steps):
                 optimizer.zero_grad()
                 LOSS(model(x[mine] * (1 + comm.rank)), y[mine]).backward()
                 norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).double()
                 optimizer.step()
-            sync: Any = together.sync
-            return sync.own * norms
+            sync: Any = attached.sync
+            product: torch.Tensor = sync.own * norms
+            return product
 
     products = torch.stack(eq.spawn(loop, workers, virtual=True))  # worker by layer
     spread = (products.amax(0) - products.amin(0)) / products.mean(0)
@@ -42,7 +43,7 @@ def weights(workers: int, steps: int) -> dict[str, float]:
 
 
 def valleys(workers: int, steps: int, seeds: int) -> dict[str, float]:
-    """A sharp and a flat valley of equal depth, half of the workers in each: in how many runs does the centre end in the flat one?"""
+    """Half of the workers start in a sharp valley, half in a flat one of equal depth: how often the flat one wins."""
     methods = {
         "MGRAWA": (eq.sync.MGRAWA(pull=0.8), 32),
         "EASGD": (eq.sync.EASGD(pull=min(1.0, 0.1 * workers)), 4),
@@ -58,15 +59,18 @@ def valleys(workers: int, steps: int, seeds: int) -> dict[str, float]:
 
 
 def _ends_flat(sync: Any, period: int, workers: int, steps: int, seed: int) -> float:
-    """f(x) = h(x + 1; SHARP) left of 0, h(x - 1; FLAT) right of it, with h(d; a) = (sqrt(1 + a^2 d^2) - 1) / (sqrt(1 + a^2) - 1):
-    both are 0 at the bottom and 1 at the ridge, with walls about as steep. Batches see f shifted by noise.
+    """Whether the mean model ends in the flat valley.
+
+    f(x) = h(x + 1; SHARP) left of 0, h(x - 1; FLAT) right of it, with
+    h(d; a) = (sqrt(1 + a^2 d^2) - 1) / (sqrt(1 + a^2) - 1).
+    Both valleys are 0 at the bottom and 1 at the ridge, with walls of about the same slope. Each batch shifts f.
     """
 
     def loop(comm: Any) -> float:
         generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
         model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        with eq.attach(model, optimizer, sync=sync, period=period) as together:
+        with eq.attach(model, optimizer, sync=sync, period=period) as attached:
             with torch.no_grad():
                 model.weight.fill_(-1.0 if comm.rank % 2 else 1.0)
             for _ in range(steps):
@@ -74,23 +78,23 @@ def _ends_flat(sync: Any, period: int, workers: int, steps: int, seed: int) -> f
                 a, d = (SHARP, x + 1) if x < 0 else (FLAT, x - 1)
                 root, scale = math.sqrt(1 + a * a * d * d), math.sqrt(1 + a * a) - 1
                 model.weight.grad = torch.full_like(model.weight, a * a * d / root / scale)
-                together.loss = (root - 1) / scale
+                attached.loss = (root - 1) / scale
                 optimizer.step()
             with comm.uncounted():
                 return float(comm.mean(model.weight.detach().reshape(1).clone()))
 
-    middle = eq.spawn(loop, workers, virtual=True)[0]
-    return float(middle > 0.5)  # clearly inside, not caught between the two
+    mean_model = eq.spawn(loop, workers, virtual=True)[0]
+    return float(mean_model > 0.5)  # inside the flat valley, not between the two
 
 
 def budget(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict[str, float]:
-    """The same simulated time for all, on four workers with slow links, each with the authors' period and pull.
+    """Equal simulated time on four workers with slow links, with the periods and pulls of the authors.
 
-    As in their code the mean model is tested, and EASGD's centre.
+    As in their code, the mean model is tested; for EASGD, the centre.
     """
-    ends = _ends(seconds, seeds, model, lr, tuple(sorted(of.items())))
-    error = {name: mean(end["error"] for end in row) for name, row in ends.items()}
-    rounds = {name: mean(end["rounds"] for end in row) for name, row in ends.items()}
+    results = _results(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    error = {name: mean(result["error"] for result in row) for name, row in results.items()}
+    rounds = {name: mean(result["rounds"] for result in row) for name, row in results.items()}
     rival = min(error["EASGD"], error["LSGD"])
     return {
         "test error, LGRAWA / better of EASGD, LSGD": error["LGRAWA"] / rival,
@@ -100,28 +104,30 @@ def budget(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict
 
 
 def flatness(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict[str, float]:
-    """Curvature of the training loss around the mean models of the same runs."""
-    ends = _ends(seconds, seeds, model, lr, tuple(sorted(of.items())))
-    found: dict[str, float] = {}
+    """Curvature of the training loss at the mean models of the same runs."""
+    results = _results(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    quantities: dict[str, float] = {}
     for quantity in ("trace", "largest eigenvalue"):
-        value = {name: mean(end[quantity] for end in row) for name, row in ends.items()}
+        value = {name: mean(result[quantity] for result in row) for name, row in results.items()}
         for name in ("LGRAWA", "MGRAWA"):
-            found[f"{quantity} of the Hessian, {name} / EASGD"] = value[name] / value["EASGD"]
-        found[f"{quantity} of the Hessian, all-reduce / EASGD"] = value["all-reduce"] / value["EASGD"]
-    return found
+            quantities[f"{quantity} of the Hessian, {name} / EASGD"] = value[name] / value["EASGD"]
+        quantities[f"{quantity} of the Hessian, all-reduce / EASGD"] = value["all-reduce"] / value["EASGD"]
+    return quantities
 
 
 @functools.cache
-def _ends(seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]) -> dict[str, list[dict[str, float]]]:
+def _results(
+    seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]
+) -> dict[str, list[dict[str, float]]]:
     data = images(**dict(of))
     methods = {
         "LGRAWA": (eq.sync.LGRAWA(pull=0.5, prox=0.01), 32),
         "MGRAWA": (eq.sync.MGRAWA(pull=0.5, prox=0.01), 32),
-        "EASGD": (eq.sync.EASGD(pull=0.4), 4),  # the authors' 0.1 a worker: pull / workers
+        "EASGD": (eq.sync.EASGD(pull=0.4), 4),  # pull / workers is the authors' 0.1 per worker
         "LSGD": (eq.sync.LSGD(pull=0.1, prox=0.1), 4),
         "all-reduce": (eq.sync.AllReduce(), 1),
     }
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
     for name, (sync, period) in methods.items():
         for seed in range(seeds):
             run = data.train_with(
@@ -138,7 +144,7 @@ def _ends(seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]
                 seed=seed,
             )
             surface = Surface(run.model, LOSS, data.data.train, examples=512)
-            found[name].append(
+            results[name].append(
                 {
                     "error": 1 - run.result["models"]["centre" if name == "EASGD" else "mean"]["accuracy"],
                     "rounds": run.result["rounds"],
@@ -146,4 +152,4 @@ def _ends(seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]
                     "largest eigenvalue": largest_eigenvalue(surface, most=20).value,
                 }
             )
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""What the experiments share: images to train on, and runs on virtual workers without a folder."""
+"""Shared by the experiments: image data, and runs on virtual workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOSS = nn.CrossEntropyLoss()
 
 
 def mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 @dataclass
@@ -39,11 +39,12 @@ class Images:
         sized: dict[str, Any] | None = None,
         **how: Any,
     ) -> eq.Run:
-        """A run that starts from the weights of its seed and is evaluated at its end only."""
+        """A run whose seed decides the initial weights; evaluated at its end only."""
 
         def make() -> nn.Module:
             torch.manual_seed(seed)
-            return registry.get("model", model)(**(sized or {})).build(self.data)
+            network: nn.Module = registry.get("model", model)(**(sized or {})).build(self.data)
+            return network
 
         nesterov = how.pop("nesterov", False)
         quiet = {"evaluate_every": 10**6, "log_every": 10**6, "checkpoint_every": 10**9}
@@ -58,20 +59,20 @@ class Images:
         )
 
     def curve(self, clock: str, **how: Any) -> list[tuple[float, float]]:
-        """(time, loss of the mean model on a part of the training data) after every epoch."""
+        """(time, loss of the mean model on a quarter of the training data) after every epoch."""
         train = self.data.train
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             self.train_with(test=(train.x[::4], train.y[::4]), evaluate_every=1, out=out, **how)
-            seen = [e for e in read_events(out) if e["event"] == "evaluate"]
-        return [(e[clock], e["models"]["mean"]["loss"]) for e in seen]
+            evaluations = [e for e in read_events(out) if e["event"] == "evaluate"]
+        return [(e[clock], e["models"]["mean"]["loss"]) for e in evaluations]
 
     @torch.no_grad()
     def training_loss(self, model: nn.Module) -> float:
         model.eval()
         train = self.data.train
-        parts = zip(train.x.split(512), train.y.split(512), strict=True)
-        return sum(float(LOSS(model(x), y)) * len(y) for x, y in parts) / len(train)
+        batches = zip(torch.split(train.x, 512), torch.split(train.y, 512), strict=True)
+        return sum(float(LOSS(model(x), y)) * len(y) for x, y in batches) / len(train)
 
 
 def images(data: str = "digits", data_dir: str = "", limit: int | None = None) -> Images:
@@ -83,12 +84,12 @@ def images(data: str = "digits", data_dir: str = "", limit: int | None = None) -
 
 
 def time_to(curve: list[tuple[float, float]], target: float) -> float:
-    """When the loss first reaches the target, on a straight line between points; NaN if it never does."""
-    before = None
+    """The time at which the loss first reaches the target, interpolated linearly; NaN if it never does."""
+    previous = None
     for seconds, loss in curve:
         if loss <= target:
-            if before is None or before[1] == loss:
+            if previous is None or previous[1] == loss:
                 return seconds
-            return before[0] + (before[1] - target) / (before[1] - loss) * (seconds - before[0])
-        before = (seconds, loss)
+            return previous[0] + (previous[1] - target) / (previous[1] - loss) * (seconds - previous[0])
+        previous = (seconds, loss)
     return float("nan")
