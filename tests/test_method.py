@@ -43,7 +43,7 @@ class Learner(Method):
     STATE = ("vector", "seen", "nested")
     start_at: int = option(0, help="first value")
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.vector = torch.full((3,), float(self.start_at))
         self.seen = 0
         self.nested = {"list": [torch.zeros(1)]}

@@ -102,7 +102,7 @@ def test_evaluation_leaves_every_bit_as_it_was(buffers: str, virtual: bool) -> N
     def work(comm: Any) -> tuple[bool, bool, Any]:
         worker = trained(comm, chosen)
         before = everything(worker)
-        found = evaluate(worker, ("local", "mean", "centre"))
+        found = evaluate(worker.stepper, worker.task, ("local", "mean", "centre"))
         consensus(worker)
         first = unchanged(before, everything(worker))
         worker.step()
@@ -132,7 +132,7 @@ def test_an_error_in_evaluation_leaves_the_model_in_place() -> None:
         worker.job.test = Source((INPUTS[:, :2], TARGETS))
         before = everything(worker)
         with pytest.raises(RuntimeError, match="shape"):
-            evaluate(worker, ("mean",))
+            evaluate(worker.stepper, worker.task, ("mean",))
         return unchanged(before, everything(worker))
 
     assert spawn(work, 1, virtual=True) == [True]
@@ -153,7 +153,7 @@ def test_local_mean_and_centre_by_hand(size: int, virtual: bool) -> None:
 
     def work(comm: Any) -> tuple[Any, Any, float]:
         worker = trained(comm, chosen)
-        found = evaluate(worker, ("local", "mean", "centre"))
+        found = evaluate(worker.stepper, worker.task, ("local", "mean", "centre"))
         return found, {k: v.clone() for k, v in worker.model.state_dict().items()}, consensus(worker)
 
     ran = spawn(work, size, virtual=virtual, timeout=30.0)

@@ -325,7 +325,7 @@ def test_nonsense_is_refused(options: dict[str, Any], words: str) -> None:
 def test_workers_that_build_different_models_are_told_apart(virtual: bool) -> None:
     from equipoise.core.errors import WorkerError
     from equipoise.launch.start import spawn
-    from equipoise.loop.control import make_equal
+    from equipoise.loop.make_equal import make_equal
 
     def work(comm: Any) -> None:
         model = nn.Linear(3, 2 + (comm.rank == 1))

@@ -26,7 +26,7 @@ from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
-from .evaluate import Task, evaluate, health, swapped, vector_of
+from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow
 from .result import counters
 from .run_folder import claim_folder
@@ -219,7 +219,7 @@ class attach:
         """
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, Task(source, loss, device), names)
+        self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
         if self._claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
