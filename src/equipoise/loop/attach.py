@@ -31,7 +31,7 @@ from .overflow import agree_on_overflow
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
-from .state import load_trained, trained_state
+from .state import load_rng, load_trained, trained_state
 from .step import Step
 
 
@@ -282,6 +282,8 @@ class attach:
         state = read_worker(path, manifest, self.comm.rank)
         load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         self.load_state_dict(state)
+        if self.sampler is not None:
+            self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
         return self.clock.step
 

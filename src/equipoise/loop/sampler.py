@@ -76,6 +76,7 @@ class Sampler:
         self._started = False  # has an optimizer step used a batch of this iteration?
         self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
+        self._restore_rng: Callable[[], None] | None = None
 
     def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
         if not speeds_are_measured(self.partition):
@@ -118,14 +119,21 @@ class Sampler:
         first = self.epoch + (self.position.steps_left == 0)
         yield from range(first, count)
 
+    def continue_with(self, restore_rng: Callable[[], None]) -> None:
+        """Put the random generators back when the epoch in progress goes on: a new iterator of a DataLoader draws a number."""
+        self._restore_rng = restore_rng
+
     def __len__(self) -> int:
         return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
         position = self.position
+        restore, self._restore_rng = self._restore_rng, None
         if position.steps_left == 0:
             self.epoch += 1
             position.begin(self.epoch)
+        elif restore is not None and position.taken.any():
+            restore()
         self._starts, self.finished = [position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
