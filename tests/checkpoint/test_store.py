@@ -114,7 +114,9 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write, sync, rename and removal is once the last thing that happens; what is on disk resumes to the same bits."""
+    """Each write, sync, rename and removal is once the last thing that happens; what is on disk resumes to the same
+    bits.
+    """
     left = [10**9]
 
     def counted(original: Any) -> Any:

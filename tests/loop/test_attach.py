@@ -1,4 +1,6 @@
-"""A user's own loop has everything that `eq.train` has: resume to the bit, events and a page, evaluation, skipping, prefetching."""
+"""A user's own loop has everything that `eq.train` has: resume to the bit, events and a page, evaluation, skipping,
+prefetching.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_a_loop_resumes_to_the_same_bits(choices: dict[str, Any], tmp_path: Path
 
 
 def test_prefetched_batches_keep_the_sizes_they_were_drawn_with() -> None:
-    """Sizes grow while batches wait: every worker changes at the same step, a few steps later than without prefetching."""
+    """Sizes grow while batches wait: every worker changes at the same step, a few steps later than without
+    prefetching.
+    """
     _, at_once = Loop(**GROWING).run(17)
     _, later = Loop(**GROWING, num_workers=1).run(17)
     grows = [{next(i for i, n in enumerate(row) if n > row[0]) for row in rows} for rows in (at_once, later)]
@@ -154,7 +158,7 @@ def test_a_loss_that_is_not_finite_names_worker_and_step() -> None:
 
 
 def test_a_skipped_step_counts_for_nothing_on_any_worker() -> None:
-    """One worker's NaN neither spreads nor leaves a trace in BatchNorm: all models stay finite, and training goes on."""
+    """One worker's NaN neither spreads nor leaves a trace in BatchNorm: models stay finite, training goes on."""
     choices: dict[str, Any] = {"nonfinite": "skip", "sync": eq.sync.AllReduce(), "period": 1, "norm": True}
     models, _ = Loop(**choices, spoil=lambda rank, step: rank == 1 and step == 4).run(8)
     assert models.isfinite().all()

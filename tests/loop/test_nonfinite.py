@@ -17,7 +17,8 @@ from equipoise.loop.worker import Worker
 from ..comm.workers import both
 from .problem import AS_IT_LIES, EXAMPLES, INPUTS, TARGETS, momentum, plain, sgd, vector, with_norm
 
-# Two workers, batches of 4, as the data lies: worker 1 takes 26..29, 30..33, 34..37, ...; example 31 is in its second batch.
+# Two workers, batches of 4, as the data lies: worker 1 takes 26..29, 30..33, 34..37, ...; example 31 is in its second
+# batch.
 BAD, STEP = 31, 2
 
 

@@ -1,4 +1,6 @@
-"""`eq.train` against loops written by hand: bit for bit where the arithmetic is the same, to rounding where it is not."""
+"""`eq.train` against loops written by hand: bit for bit where the arithmetic is the same, to rounding where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ from .problem import (
     with_norm,
 )
 
-# Training steps here stay below 1 in every parameter and gradient: errors of single precision add up to a few hundred of these.
+# Training steps here stay below 1 in every parameter and gradient: errors of single precision add up to a few hundred
+# of these.
 ROUNDING = 300 * torch.finfo(torch.float32).eps
 
 

@@ -72,7 +72,9 @@ def vector_of(step: Step, name: str) -> torch.Tensor | None:
 
 
 def _mean(step: Step) -> torch.Tensor:
-    """In double precision, a block at a time: the mean of equal models is that model to the bit, on any number of workers."""
+    """In double precision, a block at a time: the mean of equal models is that model to the bit, on any number of
+    workers.
+    """
     x = step.flat.gather()
     if step.comm.size == 1:
         return x.clone()
@@ -98,7 +100,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swapped(step: Step, vector: torch.Tensor, own: bool) -> Iterator[None]:
-    """The model with other parameters and, unless they are the worker's `own`, with the mean of all workers' buffers."""
+    """The model with other parameters and, unless they are the worker's `own`, with the mean of all buffers."""
     flat, buffers = step.flat, step.buffers
     saved = flat.gather().clone()
     kept = [b.clone() for b in step.model.buffers()]
