@@ -14,7 +14,7 @@ from equipoise.citations import FOLKLORE, METHODS, cite_all, entries, keys_of, o
 from equipoise.errors import UserError
 from equipoise.registry import entries as registered
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NEEDED = {"article": "journal", "inproceedings": "booktitle", "misc": "note", "techreport": "institution"}
 
 

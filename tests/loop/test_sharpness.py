@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.comm.network import Cluster
 from equipoise.optim import sharpness_aware
 
-from .contract import toy
+from ..contract import toy
 
 
 def test_on_a_quadratic_by_hand() -> None:
