@@ -185,7 +185,6 @@ def test_a_method_without_start_cannot_be_made() -> None:
 
 # -- the streams of a worker --------------------------------------------------------------------------------------
 def test_streams_depend_on_seed_worker_and_purpose_alone() -> None:
-    world = World(3)
     draws = {}
     for seed in (0, 1):
         for rank in range(3):
