@@ -1,14 +1,15 @@
-"""Adaptive local batches against constant small and large ones: accuracy (or loss), steps, rounds, bytes, average batch.
+"""Adaptive local batches compared with small and large constant ones: accuracy or loss, steps, rounds, bytes, batch.
 
     python adaptive_batch.py --data-dir DIR [--plot FILE.png]      # both tasks
     python adaptive_batch.py --data-dir DIR --task cifar --full    # images of 32 x 32, 40 epochs
 
-CIFAR-10, images averaged down to 16 x 16, with a CNN of 38,570 parameters and momentum SGD for H = 4, 16, 32; WikiText-2 with a
-small transformer and AdamW (trained on its validation part and tested on its test part: the training part is not at
-hand). 4 virtual workers. All runs see as many samples and follow one law for the learning rate, lr(b) = lr (b / b_0)^p by
-`--scaling`, warmed up and decayed by samples; `--lr` is the best one for the small batch. The norm test is the paper's (last
-gradient of a round, measured norm) and a steadier one: first gradient, debiased, smoothed, slow, both ways. Goal: the
-small batch's accuracy to within 0.3 points (its loss to within 1 %) with at most a third of its rounds.
+CIFAR-10, images averaged down to 16 x 16, with a CNN of 38,570 parameters and momentum SGD for H = 4, 16, 32; WikiText-2
+with a small transformer and AdamW, trained on its validation part and tested on its test part. 4 virtual workers. All
+runs consume the same number of samples and scale the learning rate by the same law, lr(b) = lr (b / b_0)^p by
+`--scaling`, with warm-up and decay by samples; `--lr` is the best one for the small batch. The norm test runs as in the
+paper (last gradient of a round, measured norm) and in a steadier variant: first gradient, debiased, smoothed, slow
+growth, may shrink. Goal: the accuracy of the small batch to within 0.3 points (its loss to within 1 %) with at most a
+third of its rounds.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.config.build import language_loss
 from equipoise.data import CIFAR10, Text
+from equipoise.loop.from_recipe import language_loss
 from equipoise.loop.lr_schedule import LRSchedule, gain
 from equipoise.models import Transformer
 
@@ -162,7 +163,8 @@ def table(task: str, rows: dict[tuple[int, str], list[dict[str, Any]]]) -> dict[
     print("\nWikiText-2, transformer, AdamW" if text else "\nCIFAR-10, CNN, SGD with momentum")
     metric = "loss" if text else "acc. %"
     print(
-        f"  {'H':>3}  {'local batch':<28} {metric:>8} {'+-':>6} {'steps':>7} {'rounds':>7} {'MB sent':>9} {'avg. batch':>11}"
+        f"  {'H':>3}  {'local batch':<28} {metric:>8} {'+-':>6} {'steps':>7} {'rounds':>7} "
+        f"{'MB sent':>9} {'avg. batch':>11}"
     )
     means: dict[tuple[int, str], dict[str, float]] = {}
     for (period, name), seeds in rows.items():

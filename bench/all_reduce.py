@@ -1,4 +1,4 @@
-"""Our all-reduce against torch DDP: 4 gloo processes on this machine, 1M-parameter MLP, batch 32, SGD with momentum.
+"""Our all-reduce compared with torch DDP: 4 gloo processes, 1M-parameter MLP, batch 32, momentum SGD.
 
 Both run in the same processes on the same group, a block of steps each in turn.
 """

@@ -1,10 +1,10 @@
-"""What a test of the batch size costs at H = 16: 4 gloo processes, LeNet on CIFAR-sized images, batch 32, plain SGD.
+"""The cost of a batch-size test at H = 16: 4 gloo processes, LeNet on CIFAR-sized images, batch 32, plain SGD.
 
-A step is a whole turn of the loop without a round. The cost of a test is what everything a rule does in H steps (looking at
-every step, and a round with its numbers aboard) takes more than the round of the same sync with a constant batch. Both are
-measured by themselves and in turn, since differences of whole runs drown in the noise of the machine, and as time on the
-processor: there are more workers than cores here, so that processor time is what they wait for, and clock time is mostly
-the scheduler's; it is printed beside. The 1M-parameter MLP has the least computing per parameter that one meets, and no goal.
+A step is one complete iteration of the loop without a round. The cost of a test is the additional time of everything a
+rule does in H steps (measuring at every step, and a round with its piggyback) over the round of the same sync with a
+constant batch. Both are measured separately and in turn, because the noise of the machine exceeds the difference
+between complete runs. The unit is processor time: there are more workers than cores, so wall-clock time mostly shows
+the scheduler; it is printed as well. The 1M-parameter MLP has little computation per parameter, and no goal.
 """
 
 from __future__ import annotations

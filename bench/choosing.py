@@ -1,12 +1,12 @@
-"""Which choice is fastest where? Time to a target in five situations, the tables of docs/choosing.md.
+"""Which choice is fastest where? Time to a target in five situations: the tables of docs/choosing.md.
 
     python choosing.py                 # bundled digits, 8 workers: about a quarter of an hour on 2 cores
     python choosing.py --seeds 10 --workers 16
     python choosing.py --situations rack,slow --markdown FILE --json FILE
 
-A situation is a described cluster and a division of the data. Every choice has its own learning rate (`--rates`), the best by
-the time of one seed that does not count afterwards; its period is the better of two, where it has one. Reported is the simulated time until
-the mean (or centre) model has the wanted test accuracy.
+A situation is a described cluster and a partition of the data. Every choice has its own learning rate (`--rates`), the
+one with the shortest time on a tuning seed that is not reported; if it has a period, the better of two. The result is
+the simulated time until the mean (or centre) model reaches the target test accuracy.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def table(situation: str, best: dict[str, Task], rows: dict[Task, dict[str, Any]
         spread = statistics.stdev(r["seconds"] for r in mine) if len(mine) > 1 else math.nan
         mean = {key: statistics.mean(r[key] for r in mine) for key in mine[0]}
         lines.append(
-            f"| {name} | {seconds:.2f} ± {spread:.2f} | {mean['samples']:,.0f} | {mean['rounds']:,.0f} | {mean['bytes'] / 1e6:.1f} | "
-            f"{mean['wait']:.0%} | {variant_words(name, task)} |"
+            f"| {name} | {seconds:.2f} ± {spread:.2f} | {mean['samples']:,.0f} | {mean['rounds']:,.0f} | "
+            f"{mean['bytes'] / 1e6:.1f} | {mean['wait']:.0%} | {variant_words(name, task)} |"
         )
     return lines
 

@@ -1,11 +1,11 @@
-"""Predicted against measured time: four real processes on limited links, and the same steps on a described cluster.
+"""Predicted and measured time: four real processes on limited links, and the same steps on a described cluster.
 
     sudo python cluster_validation.py --rates 1gbit,100mbit
 
-For each rate: one process per network namespace (see namespaces.py), a token bucket on both ends of its link, declared slow-downs
-(`slow`, as sleep). The workers measure their rates, all of them at work at the same time; then each method takes some steps. The
-prediction knows nothing but these rates, the nominal links and the latency of a small message: it is the simulated time of
-the same steps on virtual workers.
+For each rate: one process per network namespace (see namespaces.py), a token bucket on both ends of its link, declared
+slow-downs (`slow`, as sleep). The workers measure their throughput, all at the same time; then each method takes some
+steps. The prediction uses only these rates, the nominal links and the latency of a small message: it is the simulated
+time of the same steps on virtual workers.
 """
 
 from __future__ import annotations

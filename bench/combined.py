@@ -1,12 +1,12 @@
-"""All choices together against each alone, on unequal workers with slow links: simulated seconds to a target.
+"""All choices together compared with each alone, on unequal workers with slow links: simulated seconds to a target.
 
     python combined.py                                                   # bundled digits
     python combined.py --data fashion-mnist --data-dir DIR --limit 8000  # LeNet on a part of Fashion-MNIST
     python combined.py --jobs 2 --json combined.json
 
-Every choice has its own grid of learning rate and, where it has one, period; the best by the time of a tuning seed runs with
-other seeds. The goal: the combined run reaches the target in at most half the time of the best single choice. The last table takes
-one piece at a time out of the combination, at its learning rate and period.
+Every choice has its own grid of learning rates and, if it has one, periods; the fastest on a tuning seed runs with other
+seeds. Goal: the combined run reaches the target in at most half the time of the best single choice. The last table is
+an ablation: it removes one part of the combination at a time, at the same learning rate and period.
 """
 
 from __future__ import annotations
@@ -107,20 +107,21 @@ def one(task: tuple[dict[str, Any], int, argparse.Namespace]) -> dict[str, Any]:
     common = {"data": data, "model": model, "batch": 16, "epochs": args.epochs, "until": args.until, "seed": seed}
     common |= {"cluster": args.cluster, "evaluate_every": 0.25}
     job, how = assemble(Recipe.from_dict(common | table))
-    found = {"time": float("inf"), "samples": 0, "rounds": 0, "bytes": 0}
+    result = {"time": float("inf"), "samples": 0, "rounds": 0, "bytes": 0}
     with contextlib.suppress(WorkerError):  # a learning rate that is too large
         reached = run_job(job, **how).result["reached"]
         if reached is not None:
-            found = {name: reached[name] for name in found if name != "time"} | {"time": reached["simulated_seconds"]}
+            result = {name: reached[name] for name in result if name != "time"} | {"time": reached["simulated_seconds"]}
     print(
-        f"  {words(table)}, seed {seed}: {found['time']:.4g} s, {found['samples']:,} examples, {found['rounds']} rounds",
+        f"  {words(table)}, seed {seed}: {result['time']:.4g} s, {result['samples']:,} examples, "
+        f"{result['rounds']} rounds",
         flush=True,
     )
-    return found
+    return result
 
 
 class Runs:
-    """Runs in a pool; with --cache FILE those that are done are kept, so that a long benchmark can be cut into pieces."""
+    """Runs in a pool. --cache FILE keeps finished runs, so that a long benchmark can be continued."""
 
     def __init__(self, pool: Any, args: argparse.Namespace):
         self.pool, self.args, self.known = pool, args, {}

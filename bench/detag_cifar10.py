@@ -1,11 +1,11 @@
-"""DeTAG's experiments at a small scale: LeNet on CIFAR-10, ring, data sorted by label and X % shuffled, and slack graphs.
+"""DeTAG's experiments at a small scale: LeNet on CIFAR-10, ring, data sorted by label and X % shuffled, slack graphs.
 
     python detag_cifar10.py --data-dir DIR                        # minutes on 2 cores
     python detag_cifar10.py --data-dir DIR --workers 16 --kappas 1
     python detag_cifar10.py --data-dir DIR --examples 50000 --epochs 60 --batch 32    # the full scale
 
-Every method gets its own best step of a grid, by the training loss of the mean model at the end. Curves are drawn against
-steps, rounds and bytes; the table says where DeTAG wins and where it does not.
+Every method uses the best learning rate of a grid, by the final training loss of the mean model. Curves are drawn
+against steps, rounds and bytes; the table shows where DeTAG wins and where it does not.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def main() -> None:
         for done, row in enumerate(pool.imap_unordered(one, jobs), 1):
             rows.append(row)
             print(
-                f"  {done}/{len(jobs)} {row['method']:<10} lr {row['lr']:g} shuffled {row['shuffled']:g} kappa {row['kappa']:g} loss {row['loss']:.4f}",
+                f"  {done}/{len(jobs)} {row['method']:<10} lr {row['lr']:g} shuffled {row['shuffled']:g} "
+                f"kappa {row['kappa']:g} loss {row['loss']:.4f}",
                 flush=True,
             )
     out = Path(args.out)

@@ -1,8 +1,8 @@
-"""Gossip steps against torch DDP, decent-dp beside them: 4 gloo processes, 1M-parameter MLP, batch 32, SGD with momentum.
+"""Gossip steps compared with torch DDP and decent-dp: 4 gloo processes, 1M-parameter MLP, batch 32, momentum SGD.
 
-All candidates run in the same processes on the same group, a block of steps each in turn. `--socket 1` keeps our large
-messages on gloo's sockets instead of shared memory. Bytes per step are counted by the ledger and set against the least
-possible: one vector to each neighbour.
+All candidates run in the same processes on the same group, a block of steps each in turn. `--socket 1` sends our large
+messages through the sockets of gloo instead of shared memory. Bytes per step are counted by the ledger and compared
+with the minimum: one vector to each neighbour.
 """
 
 from __future__ import annotations
@@ -123,9 +123,8 @@ def main() -> None:
     seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
     if os.environ.get("RANK", "0") != "0":
         return
-    print(
-        f"{args.workers} processes; large messages through {'sockets' if args.socket or 'RANK' in os.environ else 'shared memory'}"
-    )
+    channel = "sockets" if args.socket or "RANK" in os.environ else "shared memory"
+    print(f"{args.workers} processes; large messages through {channel}")
     for name, values in seconds.items():
         extra = (
             f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""

@@ -1,19 +1,19 @@
-"""GRAWA against its competitors on CIFAR-10: test error and flatness after the same time, with how many rounds and bytes.
+"""GRAWA and its competitors on CIFAR-10: test error, flatness, rounds and bytes after the same time.
 
     python grawa_cifar10.py --data-dir DIR --out resnet.json            # tunes and tests: about 40 minutes on one core
-    python grawa_cifar10.py --data-dir DIR --settings resnet.json --workers 8 --out eight.json    # tests, with those choices
+    python grawa_cifar10.py --data-dir DIR --settings resnet.json --workers 8 --out eight.json    # tests those settings
     python grawa_cifar10.py --data-dir DIR --model vgg --out vgg.json
-    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 7   # 4 real processes, real seconds
+    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 7   # 4 processes, wall-clock time
     python grawa_cifar10.py --data-dir DIR --full                       # 50,000 images, wider nets: many hours
 
-All methods train for the same simulated seconds on one described cluster: equal workers of 2,000 examples a second, links
-of 100 Mbit and 1 ms, so that a round of the small ResNet takes as long as a step. SGD with Nesterov momentum and a cosine
-schedule over the time. Each method is tuned on held-out training images with a seed of its own: first period and pull together
-(DP: the learning rate), then, from the best of these, the learning rate and the proximity (DP+SAM: its radius), one at
-a time. Whether its mean or its centre is tested is chosen in the same way. The best runs with every other seed and is
-tested, with BatchNorm recomputed; flatness is that of the mean model on fixed training images in eval mode. Where the period
-that suits GRAWA is less than eight times that of EASGD, the best setting with such a period is tested as well.
-The ablation varies one option of the better of MGRAWA and LGRAWA at a time.
+All methods train for the same simulated time on one described cluster: equal workers of 2,000 examples per second, links
+of 100 Mbit and 1 ms, so that a round of the small ResNet takes as long as a step. SGD with Nesterov momentum and a
+cosine schedule over the time. Each method is tuned on held-out training images with a separate seed: first period and
+pull together (DP: the learning rate), then, from the best of these, the learning rate and the proximity (DP+SAM: its
+radius), one at a time. Whether the mean or the centre is tested is chosen in the same way. The best setting runs with
+every other seed and is tested with recomputed BatchNorm statistics. Flatness is measured at the mean model on fixed
+training images in eval mode. If the best period of GRAWA is less than eight times that of EASGD, the best setting with
+such a period is tested as well. The ablation varies one option of the better of MGRAWA and LGRAWA at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Setting(NamedTuple):
 
 
 def coarse(short: bool) -> list[Setting]:
-    """Period and pull; the authors' script has EASGD and LSGD every 4 steps, GRAWA every 32. As many trials for each."""
+    """Period and pull; the authors use EASGD and LSGD every 4 steps, GRAWA every 32. The same number of trials each."""
     rates = (0.2, 0.4) if short else (0.1, 0.2, 0.4)
     found = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in rates]
     found += [Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in rates]
@@ -255,8 +255,8 @@ def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
         ratio = statistics.mean(error[name, s] for s in seeds) / statistics.mean(error[best, s] for s in seeds)
         fewer = rounds[name] / rounds["EASGD"]
         print(
-            f"  {name}: ahead of all others in {len(ahead)} of {len(seeds)} seeds; error / error of {best}, the best of them: "
-            f"{ratio:.3f}; rounds / rounds of EASGD: {fewer:.3f} (goal at most 0.125)"
+            f"  {name}: ahead of all others in {len(ahead)} of {len(seeds)} seeds; "
+            f"error / error of {best}, the best of them: {ratio:.3f}; rounds / rounds of EASGD: {fewer:.3f} (goal at most 0.125)"
         )
         ratios |= {f"{name} error / best other": ratio, f"{name} rounds / EASGD rounds": fewer}
     return ratios

@@ -1,9 +1,9 @@
-"""Local SGD and DiLoCo beside Accelerate's LocalSGD and torchft's LocalSGD and DiLoCo: 4 gloo processes, 1M-parameter MLP, batch 32.
+"""Local SGD and DiLoCo compared with Accelerate and torchft: 4 gloo processes, 1M-parameter MLP, batch 32.
 
-Everybody runs the same plain loop with SGD and momentum, H = 16; only what hooks into it differs. Time per step over whole
-rounds, and time of a round by itself (no training, everybody waiting). torchft is measured twice: `bare`, its
-own code on a manager that does nothing but gloo's all-reduce, and with its real manager, whose quorum and commit
-before every round are the price of its fault tolerance. Peers that are not installed are left out:
+All run the same plain loop with momentum SGD and H = 16; only the hooks differ. Measured are the time per step over
+complete rounds, and the time of a round alone (no training, all workers waiting). torchft is measured twice: `bare`, its
+own code with a manager that only calls the all-reduce of gloo, and with its real manager, whose quorum and commit before
+every round are the price of its fault tolerance. Peers that are not installed are left out:
 pip install accelerate torchft
 """
 
@@ -219,9 +219,8 @@ def main() -> None:
     found = eq.spawn(lambda comm: compare(comm, args.repetitions, args.rounds, bool(args.real)), args.workers)[0]
     rows: list[tuple[str, float, float | None]] = []
     for name, (steps, rounds) in found.items():
-        print(
-            f"{name:<24} step {1e3 * statistics.median(steps):7.2f} ms   round {1e3 * statistics.median(rounds):7.2f} ms"
-        )
+        step_ms, round_ms = 1e3 * statistics.median(steps), 1e3 * statistics.median(rounds)
+        print(f"{name:<24} step {step_ms:7.2f} ms   round {round_ms:7.2f} ms")
         if name.startswith("ours"):
             continue
         mine = found["ours, DiLoCo" if "DiLoCo" in name else "ours"]

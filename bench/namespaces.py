@@ -1,9 +1,9 @@
-"""A benchmark on a limited network: one process per network namespace, links held to a rate by a token bucket.
+"""Run a benchmark on a limited network: one process per network namespace, links limited by a token bucket.
 
     sudo python namespaces.py gossip.py --rates 1gbit,100mbit -- --repetitions 5 --block 5
 
-Makes a bridge and one namespace per worker, runs the benchmark in them as torchrun would, prints what worker 0 printed, and removes
-everything again. Needs root and iproute2 (`ip`, `tc`). Nothing leaves the machine.
+Creates a bridge and one namespace per worker, runs the benchmark in them as torchrun would, prints the output of worker
+0, and removes everything again. Needs root and iproute2 (`ip`, `tc`). No packet leaves the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(*command: str, check: bool = True) -> None:
 
 
 def make(workers: int, rate: str) -> None:
-    """Namespaces on one bridge. What a worker sends and what it receives is limited to `rate` each: a full-duplex link."""
+    """Namespaces on one bridge. Sending and receiving are limited to `rate` each, as on a full-duplex link."""
     run("ip", "link", "add", PREFIX, "type", "bridge")
     run("ip", "link", "set", PREFIX, "up")
     for k in range(workers):

@@ -1,4 +1,4 @@
-"""`eq.train` with one worker against a hand-written loop: 1M-parameter MLP, batch 32, SGD with momentum."""
+"""`eq.train` with one worker compared with a hand-written loop: 1M-parameter MLP, batch 32, momentum SGD."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What orders are worth: the gap to the optimum of a convex problem, at equal epochs and at equal processor seconds.
+"""The gain of an order: the gap to the optimum of a convex problem, at equal epochs and at equal processor seconds.
 
-Softmax regression with weight decay, one example a step and worker, a constant step: where random reshuffling stops
-falling, a balanced order goes on. 4 virtual workers on 2048 images. Images are Fashion-MNIST's with `--data-dir DIR`
-(its idx files; reduced to 14 x 14 by averaging), otherwise the bundled digits (1,436 of them). `--full 1` runs three
-times the epochs and three seeds; `--plot FILE` draws the gaps.
+Softmax regression with weight decay, one example per step and worker, a constant learning rate: where random reshuffling
+stops improving, a balanced order continues. 4 virtual workers on 2048 images: Fashion-MNIST with `--data-dir DIR` (its
+idx files; reduced to 14 x 14 by averaging), otherwise the bundled digits (1,436 of them). `--full 1` runs three times
+the epochs and three seeds; `--plot FILE` draws the gaps.
 
-Seconds are processor seconds of all workers in this process, evaluation left out. Orders that cost nothing go on until
-they have had as many of them as exact CD-GraB took for its epochs. A gap is the mean over the last five epochs.
+Seconds are processor seconds of all workers in this process, without evaluation. Orders without extra cost run until
+they have used as many seconds as exact CD-GraB for its epochs. A gap is the mean over the last five epochs.
 """
 
 from __future__ import annotations

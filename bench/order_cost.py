@@ -1,10 +1,10 @@
-"""What a balanced order costs on one worker: ordered epoch / plain epoch, and the extra memory in vectors of d.
+"""The cost of a balanced order on one worker: ordered epoch / plain epoch, and the extra memory in vectors of d.
 
-MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer
-on windows of 35 words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in
-turn, medians of the ratios. Beside them, on the MLP, the same pair balance on per-example gradients by vmap,
-grab-sampler where it is installed (patched: it does not run with this torch as it is), and the update of S by half of
-the products and the gradient (S += 2 F - G) against all products.
+MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer on
+windows of 35 words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in turn,
+medians of the ratios. For comparison, on the MLP: the same pair balance on per-example gradients by vmap, grab-sampler
+if it is installed (patched, because it does not run with this torch), and the update of S by half of the products and
+the gradient (S += 2 F - G) instead of all products.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:
     classes = torch.randint(10, (2048,), generator=draw)
     # Words as frequent as in a text: the n-th in proportion to 1/n.
     text = (torch.exp(torch.rand(512, LENGTH + 1, generator=draw) * torch.log(torch.tensor(float(WORDS)))) - 1).long()
-    from equipoise.config.build import language_loss
+    from equipoise.loop.from_recipe import language_loss
 
     return {
         "MLP": (mlp, nn.functional.cross_entropy, (torch.randn(2048, 784, generator=draw), classes), 64),
@@ -154,8 +154,8 @@ def by_vmap(task: tuple[Any, ...]) -> Callable[[int], None]:
 
 
 def by_grab_sampler(task: tuple[Any, ...]) -> Callable[[int], None] | None:
-    """The package as its readme uses it. Two things keep it from running: it imports torch-sparse, which only one of its
-    projections needs, and hands an argument to `Sampler` that torch takes no more.
+    """The package as its readme uses it, with two patches: it imports torch-sparse, which only one of its projections
+    needs, and passes an argument to `Sampler` that torch no longer accepts.
     """
     if importlib.util.find_spec("grabsampler") is None:
         print("grab-sampler is not installed: pip install --no-deps grab-sampler; pip install absl-py overrides tqdm")

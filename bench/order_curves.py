@@ -1,13 +1,13 @@
 """The papers' tasks at a small scale: loss and test metric per epoch of D-RR, ID-GraB and CD-GraB on 4 and 16 workers.
 
     python order_curves.py --data-dir DIR --task lenet      # CIFAR-10; minutes on one core
-    python order_curves.py --data-dir DIR --task lstm       # WikiText-2: trained on its validation part, tested on its test part
+    python order_curves.py --data-dir DIR --task lstm       # WikiText-2, trained on its validation part
     python order_curves.py --data-dir DIR --task logistic   # SST-2, bags of words
     python order_curves.py --data-dir DIR --task lenet --full 1    # all of the data, 50 epochs
 
-Virtual workers, the same number of examples a step however many workers there are, a constant learning rate with
-momentum 0.9, as in the paper. The unit that is ordered is an example; for the exact order of the LSTM it is, as in the
-paper, the mean gradient of what a worker has in one step. `--plot FILE` draws the curves. Sizes are printed.
+Virtual workers, the same number of examples per step for any number of workers, a constant learning rate with momentum
+0.9, as in the paper. The ordered unit is an example; for the exact order of the LSTM it is, as in the paper, the mean
+gradient of one step of a worker. `--plot FILE` draws the curves. Sizes are printed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm, barrier
-from equipoise.config.build import language_loss
 from equipoise.data import CIFAR10, TSV, Text
 from equipoise.data.base import LoadedData
 from equipoise.data.source import Source
+from equipoise.loop.from_recipe import language_loss
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 from equipoise.models import LSTM, LeNet, Logistic

@@ -1,8 +1,8 @@
-"""CD-GraB on real processes: step of a coordinated order / step of random reshuffling (D-RR), and bytes against a
-gather of gradients.
+"""CD-GraB on real processes: step of a coordinated order / step of random reshuffling (D-RR), and its bytes compared
+with a gather of gradients.
 
-1M-parameter MLP, all-reduce, batches of 32 per worker, SGD with momentum. All variants run in the same processes on
-the same group, a block of steps each in turn; one thread a process.
+1M-parameter MLP, all-reduce, batches of 32 per worker, momentum SGD. All variants run in the same processes on the same
+group, a block of steps each in turn; one thread per process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The submodular partition: time, memory and quality, beside a loop over submodlib and one over apricot.
+"""The submodular partition: time, memory and quality, compared with a loop over submodlib and one over apricot.
 
-Every case runs in a process of its own, so that its peak of memory is its own (torch alone takes about 350 MB of it).
-Seconds are those of the division itself with the machine code in the cache.
-`--million 0`, `--growth 0`, `--peers 0` leave parts out. `--plot FILE.png` draws the growth.
+Every case runs in its own process, so that its peak memory can be measured (torch alone takes about 350 MB of it).
+Seconds are those of the partition itself with the compiled code in the cache.
+`--million 0`, `--growth 0`, `--peers 0` leave out parts. `--plot FILE.png` draws the growth.
 """
 
 from __future__ import annotations

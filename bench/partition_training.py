@@ -1,15 +1,16 @@
-"""RCD-SGD's experiment with its missing ablations: which part of the gain is the partition?
+"""RCD-SGD's experiment with its missing ablations: how much of the gain comes from the partition?
 
     python partition_training.py --data-dir DIR                              # LeNet, 4,000 examples: minutes on 2 cores
     python partition_training.py --data-dir DIR --examples 50000 --epochs 60 --model resnet --seeds 3   # the full scale
     python partition_training.py                                             # the bundled digits: a minute
 
-Equal workers: D-PSGD and MATCHA on 8 workers, a round every F = 1 and 2 steps (`--periods` takes more), five partitions.
+Equal workers: D-PSGD and MATCHA on 8 workers, a round every F = 1 and 2 steps (more with `--periods`), five partitions.
 Unequal workers: two each of the speeds 1:1:2:4 and 1:2:4:8, D-PSGD weighted by size and uniformly; `even` is the random
 partition into equal blocks that ignores the speeds. Time is that of a described cluster (`--rate`, `--bandwidth`,
-`--latency`); `--real 1` adds runs in processes that are slowed down (four, at each speed once, averaging every F steps), and
-`--simulated 0` leaves the others out. Reported is the time until the training loss of the mean model reaches `--target`:
-unless given, what the worst run at these speeds ends with, so that all reach it. `--plot FILE.png` draws the curves.
+`--latency`); `--real 1` adds runs in slowed-down processes (four, one at each speed, averaging every F steps), and
+`--simulated 0` leaves out the others. The result is the time until the training loss of the mean model reaches
+`--target`; the default is the final loss of the worst run at these speeds, so that all reach it. `--plot FILE.png` draws
+the curves.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Prove that a refactoring changed no number: record what every method computes, then compare.
+"""Prove that a refactoring changed no number: record the result of every method, then compare.
 
     python bench/same_bits.py --record before.json      # on the commit before the change
     python bench/same_bits.py --check before.json       # after it, on the same machine
 
-Every registered method runs in at least one recipe. Each recipe runs on virtual workers, on processes, and stopped and resumed;
-every sync also runs in a user's own loop under `eq.attach`. What is compared is `params_sha256`: the mean model, to the bit.
-`--only WORD` restricts it to recipes whose name contains the word.
+Every registered method runs in at least one recipe. Each recipe runs on virtual workers, on processes, and stopped and
+resumed; every sync also runs in a user's own loop under `eq.attach`. `params_sha256`, the hash of the mean model, must
+be equal. `--only WORD` restricts it to recipes whose name contains the word.
 """
 
 from __future__ import annotations
@@ -63,7 +63,25 @@ def write_files(folder: Path) -> None:
             b"labels": rng.integers(0, 10, 24).tolist(),
         }
         (batches / name).write_bytes(pickle.dumps(rows, protocol=4))
-    words = "the cat sat on a mat and then it ran off to see what was up there".split()
+    words = [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "a",
+        "mat",
+        "and",
+        "then",
+        "it",
+        "ran",
+        "off",
+        "to",
+        "see",
+        "what",
+        "was",
+        "up",
+        "there",
+    ]
     for name in ("train.txt", "test.txt"):
         (folder / name).write_text("\n".join(" ".join(rng.choice(words, 12)) for _ in range(120)) + "\n")
     for name in ("train.tsv", "dev.tsv"):
@@ -171,7 +189,7 @@ def sha(run: Path) -> str:
 
 
 def shas_of(name: str, flags: list[str], folder: Path) -> dict[str, str]:
-    """The same recipe in three ways. A described cluster is virtual; a total of steps depends on real time elsewhere."""
+    """The same recipe in three ways. A described cluster is virtual; on processes TotalSteps depends on real time."""
     start = ["train", *COMMON, *flags]
     found: dict[str, str] = {}
     described, timed = "--cluster" in flags, "total-steps" in flags

@@ -1,9 +1,9 @@
-"""Many virtual workers in one process: time and memory per worker-step from 16 to 1,024 of them.
+"""Many virtual workers in one process: time and memory per worker and step for 16 to 1,024 workers.
 
-A small model (an MLP of about 2,400 parameters on 16 features), batch 8, SGD with momentum. The cost is linear where the time of one
-worker's step does not depend on how many workers there are. The ratio is the median over turns in which the least and the most workers
-are measured one after the other. Beside them the same steps of as many models in a plain loop, eight of each in turn: what
-larger memory alone costs.
+A small model (an MLP of about 2,400 parameters on 16 features), batch 8, momentum SGD. The cost is linear if the time of
+one worker's step does not depend on the number of workers. The ratio is the median over turns in which the fewest and the
+most workers are measured one after the other. For comparison, the same steps of as many models in a plain loop, eight of
+each in turn, show the cost of larger memory alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Each family of methods on 8 to 1,024 virtual workers of a described wide-area cluster.
 
-Four sites with an equal part of the workers each, ranks in order of the sites. Inside a site 10 Mbit and 0.1 ms, between two sites one
-line of 1 Mbit and 20 ms for all; the model has 2,388 parameters (9.6 kB), so these links stand for 10 Gbit and 1 Gbit under a model of
-9.6 MB. Workers differ in speed by up to 2 and vary by 10 % from step to step. Every worker takes the same number of steps of 8
-examples, from a common problem (16 features, 20 classes, labels of a random network).
+Four sites with an equal number of workers each, ranks in order of the sites. Links inside a site have 10 Mbit and
+0.1 ms; each pair of sites shares one line of 1 Mbit and 20 ms. The model has 2,388 parameters (9.6 kB), so these links
+correspond to 10 Gbit and 1 Gbit for a model of 9.6 MB. Workers differ in speed by up to 2 and vary by 10 % from step to
+step. Every worker takes the same number of steps of 8 examples, from a common problem (16 features, 20 classes, labels of
+a random network).
 
     python wide_area.py --steps 64 --json wide_area.json --plot ../docs/pictures/wide_area.svg
 """
@@ -113,7 +114,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     print(
-        f"{'':<28}{'workers':>8}{'sim. s':>10}{'compute':>9}{'wait':>9}{'comm.':>9}{'MB each':>9}{'loss':>8}{'real s':>8}"
+        f"{'':<28}{'workers':>8}{'sim. s':>10}{'compute':>9}{'wait':>9}{'comm.':>9}{'MB each':>9}"
+        f"{'loss':>8}{'real s':>8}"
     )
     for workers in map(int, args.sizes.split(",")):
         for name in METHODS:
@@ -121,7 +123,8 @@ def main() -> None:
             rows.append(row)
             print(
                 f"{name:<28}{workers:>8}{row['simulated_seconds']:10.2f}{row['compute']:9.2f}{row['wait']:9.2f}"
-                f"{row['communicate']:9.2f}{row['bytes_per_worker'] / 1e6:9.2f}{row['loss']:8.3f}{row['real_seconds']:8.1f}",
+                f"{row['communicate']:9.2f}{row['bytes_per_worker'] / 1e6:9.2f}{row['loss']:8.3f}"
+                f"{row['real_seconds']:8.1f}",
                 flush=True,
             )
             if args.json:

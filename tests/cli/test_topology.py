@@ -18,7 +18,7 @@ def test_numbers_of_a_ring(capsys):
     lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
     assert lines["lambda"] == "0.949253"
     assert lines["lambda_min"] == "-0.333333"
-    assert lines["edges"].startswith("16 a round, 32 messages")
+    assert lines["edges"].startswith("16 per round, at most 32 messages")
     assert lines["diameter"].startswith("8 rounds")
     assert lines["tenfold"].startswith("45 rounds")
     assert lines["D2"].startswith("not allowed")

@@ -117,7 +117,7 @@ def test_text_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "PASS" in said
     assert "at most 0.15" in said
-    page = (tmp_path / "page.md").read_text()
+    page = " ".join((tmp_path / "page.md").read_text().split())
     assert "**1 of 1 hold**" in page
     assert "`equipoise reproduce gossip-rate`" in page
     assert main(["reproduce", "gossip-rate", "pull-weights", "--json"]) == 0

@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     if speeds is not None and len(speeds) != workers:
         raise UserError(f"--speeds has {len(speeds)} numbers for {workers} workers: give one per worker")
     choices = _choices(arguments)
+    if arguments.out and len(choices) > 1:
+        raise UserError("--out saves one partition: leave out compare, or write the comparison with --page")
     from ..config.build import construct
     from ..core.progress_bar import shown
     from ..data.features import feature_array
@@ -72,8 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
             )
     _print(studies)
     if arguments.out:
-        if len(studies) > 1:
-            raise UserError("--out saves one partition: leave out compare, or write the comparison with --page")
         studies[0].write(arguments.out)
         print(f"written: {arguments.out}")
     page = arguments.page or (str(Path(arguments.out).with_suffix(".html")) if arguments.out else None)

@@ -78,7 +78,7 @@ def facts(topology: Topology) -> list[tuple[str, str]]:
             "weights",
             kind + ("doubly stochastic" if balanced else "columns sum to 1, rows do not: for push-sum methods only"),
         ),
-        ("diameter", f"{topology.diameter()} rounds until every worker has received from every other"),
+        ("diameter", f"{_rounds(topology.diameter())} until every worker has received from every other"),
     ]
     if not balanced:
         return [*rows, ("fingerprint", topology.fingerprint())]
@@ -96,8 +96,8 @@ def facts(topology: Topology) -> list[tuple[str, str]]:
         ]
     if topology.symmetric:
         rows.append(("lambda_min", _number(min(topology.lambda_min(round) for round in rounds))))
-    tenfold = topology.rounds_to_contract()
-    rows.append(("tenfold", f"{tenfold} rounds of plain gossip reduce the consensus distance tenfold"))
+    tenfold = _rounds(topology.rounds_to_contract())
+    rows.append(("tenfold", f"{tenfold} of plain gossip reduce the consensus distance tenfold"))
     return [*rows, ("D2", _d2(topology)), ("fingerprint", topology.fingerprint())]
 
 
@@ -124,6 +124,10 @@ def _edges(topology: Topology) -> str:
     more = " ..." if topology.cycle > len(rounds) and len(set(edges)) > 1 else ""
     per = "per round" if len(set(edges)) == 1 else "in rounds 0, 1, ..."
     return f"{shown}{more} {per}, at most {max(messages)} messages"
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _number(value: float) -> str:
