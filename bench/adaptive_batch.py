@@ -3,13 +3,13 @@
     python adaptive_batch.py --data-dir DIR [--plot FILE.png]      # both tasks
     python adaptive_batch.py --data-dir DIR --task cifar --full    # images of 32 x 32, 40 epochs
 
-CIFAR-10, images averaged down to 16 x 16, with a CNN of 38,570 parameters and momentum SGD for H = 4, 16, 32; WikiText-2
-with a small transformer and AdamW, trained on its validation part and tested on its test part. 4 virtual workers. All
-runs consume the same number of samples and scale the learning rate by the same law, lr(b) = lr (b / b_0)^p by
-`--scaling`, with warm-up and decay by samples; `--lr` is the best one for the small batch. The norm test runs as in the
-paper (last gradient of a round, measured norm) and in a steadier variant: first gradient, debiased, smoothed, slow
-growth, may shrink. Goal: the accuracy of the small batch to within 0.3 points (its loss to within 1 %) with at most a
-third of its rounds.
+CIFAR-10, images averaged down to 16 x 16, with a CNN of 38,570 parameters and momentum SGD for H = 4, 16, 32;
+WikiText-2 with a small transformer and AdamW, trained on its validation part and tested on its test part. 4 virtual
+workers. All runs consume the same number of samples and scale the learning rate by the same law, lr(b) = lr (b /
+b_0)^p by `--scaling`, with warm-up and decay by samples; `--lr` is the best one for the small batch. The norm test
+runs as in the paper (last gradient of a round, measured norm) and in a steadier variant: first gradient, debiased,
+smoothed, slow growth, may shrink. Goal: the accuracy of the small batch to within 0.3 points (its loss to within 1 %)
+with at most a third of its rounds.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def kept(path: str | None) -> dict[str, dict[str, Any]]:
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
-    found = []
+    all_cases = []
     for task in ("cifar", "text") if args.task == "both" else (args.task,):
         text = task == "text"
         small, large, most = (
@@ -150,11 +150,11 @@ def cases(args: argparse.Namespace) -> list[Case]:
         )
         for period in args.text_periods if text else args.periods:
             for seed in range(args.seeds):
-                found.append(Case(task, period, f"constant {small}", seed, eq.batch.Fixed(small), lr))
-                found.append(Case(task, period, f"constant {large}", seed, eq.batch.Fixed(large), scaled))
-                found.append(Case(task, period, f"norm test, paper, eta {args.paper_eta:g}", seed, paper, lr))
-                found.append(Case(task, period, f"norm test, steady, eta {eta:g}", seed, steady, lr))
-    return [case for case in found if args.only is None or args.only in case.name]
+                all_cases.append(Case(task, period, f"constant {small}", seed, eq.batch.Fixed(small), lr))
+                all_cases.append(Case(task, period, f"constant {large}", seed, eq.batch.Fixed(large), scaled))
+                all_cases.append(Case(task, period, f"norm test, paper, eta {args.paper_eta:g}", seed, paper, lr))
+                all_cases.append(Case(task, period, f"norm test, steady, eta {eta:g}", seed, steady, lr))
+    return [case for case in all_cases if args.only is None or args.only in case.name]
 
 
 def table(task: str, rows: dict[tuple[int, str], list[dict[str, Any]]]) -> dict[str, float]:
@@ -197,7 +197,7 @@ def draw(rows: dict[str, dict[tuple[int, str], list[dict[str, Any]]]], path: str
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = [(task, period) for task, found in rows.items() for period in dict.fromkeys(p for p, _ in found)]
+    panels = [(task, period) for task, all_cases in rows.items() for period in dict.fromkeys(p for p, _ in all_cases)]
     figure, axes = plt.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.4), squeeze=False)
     for plot, (task, period) in zip(axes[0], panels, strict=True):
         for (p, name), seeds in rows[task].items():
@@ -257,9 +257,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.full:
         args.side, args.epochs, args.windows, args.text_epochs, args.vocabulary = 32, 40, None, 10, 10_000
-    started, found = time.time(), cases(args)
+    started, all_cases = time.time(), cases(args)
     rows = kept(args.rows)
-    missing = [case for case in found if key(case, args) not in rows]
+    missing = [case for case in all_cases if key(case, args) not in rows]
     for task in {case.task for case in missing}:
         load(task, args)
     with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
@@ -274,7 +274,7 @@ def main() -> None:
                 with Path(args.rows).open("a") as file:
                     file.write(json.dumps([key(case, args), row]) + "\n")
     tasks: dict[str, dict[tuple[int, str], list[dict[str, Any]]]] = {}
-    for case in found:
+    for case in all_cases:
         tasks.setdefault(case.task, {}).setdefault((case.period, case.name), []).append(rows[key(case, args)])
     ratios: dict[str, float] = {}
     for task, means in tasks.items():

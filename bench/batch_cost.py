@@ -1,8 +1,8 @@
 """The cost of a batch-size test at H = 16: 4 gloo processes, LeNet on CIFAR-sized images, batch 32, plain SGD.
 
-A step is one complete iteration of the loop without a round. The cost of a test is the additional time of everything a
-rule does in H steps (measuring at every step, and a round with its piggyback) over the round of the same sync with a
-constant batch. Both are measured separately and in turn, because the noise of the machine exceeds the difference
+A step is one complete iteration of the loop without a round. The cost of a test is the additional time of everything
+a rule does in H steps (measuring at every step, and a round with its piggyback) over the round of the same sync with
+a constant batch. Both are measured separately and in turn, because the noise of the machine exceeds the difference
 between complete runs. The unit is processor time: there are more workers than cores, so wall-clock time mostly shows
 the scheduler; it is printed as well. The 1M-parameter MLP has little computation per parameter, and no goal.
 """
@@ -73,12 +73,12 @@ def measure(
         worker.step()
 
     def rounds(worker: Worker) -> None:
-        """Everything but the steps themselves, H times; the last time with a round."""
+        """Everything except the steps themselves, H times; the last time with a round."""
         for at in range(H):
             last = at == H - 1
-            if worker.batch.watches:
-                worker.batch.observe(last)
+            piggyback = worker.batch.observe(last) if worker.batch.watches else None
             if last:
+                worker.sync.carry(piggyback)
                 worker.sync.after_step(worker.flat.gather())
             if worker.batch.watches:
                 worker.batch.settle()
@@ -86,7 +86,7 @@ def measure(
     seconds: dict[str, list[float]] = {name: [] for name in ("step", *workers, *(f"{name}, clock" for name in workers))}
     for turn in range(turns + 2):
         for name, worker in workers.items():
-            step(worker)  # so that there are gradients and caches are as after a step
+            step(worker)  # leaves gradients, and caches as after a step
             barrier(comm)
             start, clock = time.process_time(), time.perf_counter()
             rounds(worker)
@@ -109,8 +109,8 @@ def main() -> None:
     args = arguments(__doc__, workers=4, turns=150)
     rows: list[tuple[str, float, float | None]] = []
     for name, model, data in (("LeNet", lenet, pictures()), ("1M MLP", mlp, images())):
-        found = eq.spawn(lambda comm, m=model, d=data: measure(comm, m, d, args.turns), args.workers)
-        times = {key: statistics.median(f[key] for f in found) for key in found[0]}
+        per_worker = eq.spawn(lambda comm, m=model, d=data: measure(comm, m, d, args.turns), args.workers)
+        times = {key: statistics.median(f[key] for f in per_worker) for key in per_worker[0]}
         print(f"{name}: " + ", ".join(f"{key} {1e3 * value:.2f} ms" for key, value in times.items()))
         goals = (0.03, 0.005) if name == "LeNet" else (None, None)
         for (rule, words), goal in zip(

@@ -4,9 +4,9 @@
     python choosing.py --seeds 10 --workers 16
     python choosing.py --situations rack,slow --markdown FILE --json FILE
 
-A situation is a described cluster and a partition of the data. Every choice has its own learning rate (`--rates`), the
-one with the shortest time on a tuning seed that is not reported; if it has a period, the better of two. The result is
-the simulated time until the mean (or centre) model reaches the target test accuracy.
+A situation is a described cluster and a partition of the data. Every choice has its own learning rate (`--rates`),
+the one with the shortest time on a tuning seed that is not reported; if it has a period, the better of two. The
+result is the simulated time until the mean (or centre) model reaches the target test accuracy.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ def one(job: tuple[Task, argparse.Namespace]) -> tuple[Task, dict[str, Any]]:
     reached, rows = run.result["reached"], run.result["workers"]
     if reached is None:
         return task, never
-    whole = sum(row[key] for row in rows for key in ("compute", "wait", "communicate"))
+    total = sum(row[key] for row in rows for key in ("compute", "wait", "communicate"))
     return task, {
         "seconds": reached["simulated_seconds"],
         "samples": reached["samples"],
         "rounds": reached["rounds"],
         "bytes": reached["bytes"],
-        "wait": sum(row["wait"] for row in rows) / whole,
-        "communicate": sum(row["communicate"] for row in rows) / whole,
+        "wait": sum(row["wait"] for row in rows) / total,
+        "communicate": sum(row["communicate"] for row in rows) / total,
     }
 
 
@@ -151,11 +151,11 @@ def table(situation: str, best: dict[str, Task], rows: dict[Task, dict[str, Any]
         "| choice | simulated s | examples | rounds | MB sent | waiting | learning rate, variant |",
         "|---|---|---|---|---|---|---|",
     ]
-    found = []
+    ranking = []
     for name, task in best.items():
         mine = [rows[task._replace(seed=seed)] for seed in seeds]
-        found.append((statistics.mean(r["seconds"] for r in mine), name, task, mine))
-    for seconds, name, task, mine in sorted(found, key=lambda f: f[0]):
+        ranking.append((statistics.mean(r["seconds"] for r in mine), name, task, mine))
+    for seconds, name, task, mine in sorted(ranking, key=lambda f: f[0]):
         if not math.isfinite(seconds):
             reached = sum(math.isfinite(r["seconds"]) for r in mine)
             lines.append(

@@ -2,10 +2,10 @@
 
     sudo python cluster_validation.py --rates 1gbit,100mbit
 
-For each rate: one process per network namespace (see namespaces.py), a token bucket on both ends of its link, declared
-slow-downs (`slow`, as sleep). The workers measure their throughput, all at the same time; then each method takes some
-steps. The prediction uses only these rates, the nominal links and the latency of a small message: it is the simulated
-time of the same steps on virtual workers.
+For each rate: one process per network namespace (see namespaces.py), a token bucket on both ends of its link,
+declared slow-downs (`slow`, as sleep). The workers measure their throughput, all at the same time; then each method
+takes some steps. The prediction uses only these rates, the nominal links and the latency of a small message: it is
+the simulated time of the same steps on virtual workers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def advance(worker: Worker, steps: int) -> None:
 def measured(comm: Comm, args: argparse.Namespace) -> dict[str, Any]:
     """Rates of the workers and seconds per step of each method, as all workers know them."""
     rates = [own_rate(comm, args)]
-    found: dict[str, Any] = {}
+    measurement: dict[str, Any] = {}
     for name in METHODS:
         if name == "none":
             continue
@@ -84,15 +84,15 @@ def measured(comm: Comm, args: argparse.Namespace) -> dict[str, Any]:
             advance(worker, args.steps)
             barrier(comm)
             seconds.append((time.perf_counter() - started) / args.steps)
-        found[name] = statistics.median(seconds)
+        measurement[name] = statistics.median(seconds)
     rates.append(own_rate(comm, args))
     latency = statistics.median(small_messages(comm))
     mean = [statistics.harmonic_mean(row) for row in zip(*map(comm.gather_objects, rates), strict=True)]
-    return {"rates": mean, "latency": latency, "seconds": found}
+    return {"rates": mean, "latency": latency, "seconds": measurement}
 
 
 def own_rate(comm: Comm, args: argparse.Namespace) -> float:
-    """Examples per second of this worker's loop, with all workers at work and nobody waiting."""
+    """Examples per second of this worker's loop, with all workers running and none waiting."""
     worker = Worker(job_of(args, "none", False), comm)
     worker.model.train()
     advance(worker, 8)
@@ -108,14 +108,14 @@ def own_rate(comm: Comm, args: argparse.Namespace) -> float:
 def small_messages(comm: Comm) -> list[float]:
     """Seconds of one message of one number, with the software that sends it: from exchanges over the ring."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    out, box, found = torch.zeros(1), torch.zeros(1), []
+    out, box, measurement = torch.zeros(1), torch.zeros(1), []
     for _ in range(50):
         barrier(comm)
         started = time.perf_counter()
         for _ in range(10):
             comm.exchange({right: out}, {left: box}).wait()
-        found.append((time.perf_counter() - started) / 10)
-    return found
+        measurement.append((time.perf_counter() - started) / 10)
+    return measurement
 
 
 def predicted(args: argparse.Namespace, cluster: eq.Cluster, name: str) -> float:
@@ -135,16 +135,16 @@ def validate(args: argparse.Namespace, rate: str) -> list[tuple[str, float, floa
     namespaces.remove(args.workers)
     try:
         namespaces.make(args.workers, rate)
-        found = json.loads(namespaces.measure(str(Path(__file__).resolve()), sys.argv[1:], args.workers))
+        measurement = json.loads(namespaces.measure(str(Path(__file__).resolve()), sys.argv[1:], args.workers))
     finally:
         namespaces.remove(args.workers)
     bits = float(rate.removesuffix("bit").removesuffix("m").removesuffix("g")) * (1e9 if "g" in rate else 1e6)
-    cluster = eq.Cluster(found["rates"], Link(bits, found["latency"]))
-    rates = ", ".join(f"{r:.0f}" for r in found["rates"])
-    print(f"\n== links of {rate}: {rates} examples per second, {1e6 * found['latency']:.0f} us per message")
+    cluster = eq.Cluster(measurement["rates"], Link(bits, measurement["latency"]))
+    rates = ", ".join(f"{r:.0f}" for r in measurement["rates"])
+    print(f"\n== links of {rate}: {rates} examples per second, {1e6 * measurement['latency']:.0f} us per message")
     print(f"  {'':<22}{'measured ms':>12}{'predicted ms':>13}{'predicted / measured':>22}")
     rows: list[tuple[str, float, float | None]] = []
-    for name, seconds in found["seconds"].items():
+    for name, seconds in measurement["seconds"].items():
         guess = predicted(args, cluster, name)
         print(f"  {name:<22}{1e3 * seconds:12.1f}{1e3 * guess:13.1f}{guess / seconds:22.3f}", flush=True)
         rows.append((f"{rate} {name}: |predicted - measured| / measured", abs(guess / seconds - 1.0), GOAL))
@@ -164,8 +164,8 @@ def main() -> None:
     args.slow = [float(word) for word in args.slow.split(",")]
     torch.set_num_threads(1)
     if under_torchrun():
-        found = eq.spawn(lambda comm: measured(comm, args), args.workers)[0]
-        print(json.dumps(found), flush=True)
+        measurement = eq.spawn(lambda comm: measured(comm, args), args.workers)[0]
+        print(json.dumps(measurement), flush=True)
         return
     rows = [row for rate in args.rates.split(",") for row in validate(args, rate)]
     report("prediction of the time of a step", rows, args.json)

@@ -4,9 +4,9 @@
     python combined.py --data fashion-mnist --data-dir DIR --limit 8000  # LeNet on a part of Fashion-MNIST
     python combined.py --jobs 2 --json combined.json
 
-Every choice has its own grid of learning rates and, if it has one, periods; the fastest on a tuning seed runs with other
-seeds. Goal: the combined run reaches the target in at most half the time of the best single choice. The last table is
-an ablation: it removes one part of the combination at a time, at the same learning rate and period.
+Every choice has its own grid of learning rates and, if it has one, periods; the fastest on a tuning seed runs with
+other seeds. Goal: the combined run reaches the target in at most half the time of the best single choice. The last
+table is an ablation: it removes one part of the combination at a time, at the same learning rate and period.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class Runs:
         about = [self.args.data, self.args.limit, self.args.until, self.args.epochs]
         keys = [json.dumps([table, seed, *about], sort_keys=True) for table, seed in tasks]
         new = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.known}
-        found = self.pool.imap(one, [(table, seed, self.args) for table, seed in new.values()])
-        for key, result in zip(new, found, strict=True):
+        results = self.pool.imap(one, [(table, seed, self.args) for table, seed in new.values()])
+        for key, result in zip(new, results, strict=True):
             self.known[key] = result
             if self.path is not None:
                 with self.path.open("a") as file:
@@ -176,7 +176,9 @@ def main() -> None:
         tuned = run([(table, 100) for _, table in grid])
         best = {}
         for choice in CHOICES:
-            own = [(found["time"], i) for i, (found, (c, _)) in enumerate(zip(tuned, grid, strict=True)) if c is choice]
+            own = [
+                (result["time"], i) for i, (result, (c, _)) in enumerate(zip(tuned, grid, strict=True)) if c is choice
+            ]
             best[choice.name] = grid[min(own)[1]][1]
         print(f"the best of each, seeds 0 to {args.seeds - 1}")
         tasks = [(name, table, seed) for name, table in best.items() for seed in range(args.seeds)]

@@ -35,7 +35,7 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def interleaved(candidates: dict[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each candidate, measured in turn so that drift of the machine affects all; the first turn is a warm-up."""
+    """Seconds of each candidate, measured in turn so that drift affects all alike; the first turn is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(repetitions + 1):
         for name, function in candidates.items():

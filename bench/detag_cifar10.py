@@ -187,10 +187,10 @@ def main() -> None:
     def cells(key: str, values: list[float], **fixed: float) -> dict[float, list[dict[str, Any]]]:
         return {
             v: [
-                best(found)
+                best(matching)
                 for name in SYNCS
                 if (
-                    found := [
+                    matching := [
                         r
                         for r in rows
                         if r["method"] == name and r[key] == v and all(r[k] == w for k, w in fixed.items())

@@ -1,8 +1,8 @@
 """Gossip steps compared with torch DDP and decent-dp: 4 gloo processes, 1M-parameter MLP, batch 32, momentum SGD.
 
-All candidates run in the same processes on the same group, a block of steps each in turn. `--socket 1` sends our large
-messages through the sockets of gloo instead of shared memory. Bytes per step are counted by the ledger and compared
-with the minimum: one vector to each neighbour.
+All candidates run in the same processes on the same group, a block of steps each in turn. `--socket 1` sends our
+large messages through the sockets of gloo instead of shared memory. Bytes per step are counted by the ledger and
+compared with the minimum: one vector to each neighbour.
 """
 
 from __future__ import annotations

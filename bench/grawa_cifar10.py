@@ -3,17 +3,18 @@
     python grawa_cifar10.py --data-dir DIR --out resnet.json            # tunes and tests: about 40 minutes on one core
     python grawa_cifar10.py --data-dir DIR --settings resnet.json --workers 8 --out eight.json    # tests those settings
     python grawa_cifar10.py --data-dir DIR --model vgg --out vgg.json
-    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 7   # 4 processes, wall-clock time
+    python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 7   # 4 processes, real time
     python grawa_cifar10.py --data-dir DIR --full                       # 50,000 images, wider nets: many hours
 
-All methods train for the same simulated time on one described cluster: equal workers of 2,000 examples per second, links
-of 100 Mbit and 1 ms, so that a round of the small ResNet takes as long as a step. SGD with Nesterov momentum and a
-cosine schedule over the time. Each method is tuned on held-out training images with a separate seed: first period and
-pull together (DP: the learning rate), then, from the best of these, the learning rate and the proximity (DP+SAM: its
-radius), one at a time. Whether the mean or the centre is tested is chosen in the same way. The best setting runs with
-every other seed and is tested with recomputed BatchNorm statistics. Flatness is measured at the mean model on fixed
-training images in eval mode. If the best period of GRAWA is less than eight times that of EASGD, the best setting with
-such a period is tested as well. The ablation varies one option of the better of MGRAWA and LGRAWA at a time.
+All methods train for the same simulated time on one described cluster: equal workers of 2,000 examples per second,
+links of 100 Mbit and 1 ms, so that a round of the small ResNet takes as long as a step. SGD with Nesterov momentum
+and a cosine schedule over the time. Each method is tuned on held-out training images with a separate seed: first
+period and pull together (DP: the learning rate), then, from the best of these, the learning rate and the proximity
+(DP+SAM: its radius), one at a time. Whether the mean or the centre is tested is chosen in the same way. The best
+setting runs with every other seed and is tested with recomputed BatchNorm statistics. Flatness is measured at the
+mean model on fixed training images in eval mode. If the best period of GRAWA is less than eight times that of EASGD,
+the best setting with such a period is tested as well. The ablation varies one option of the better of MGRAWA and
+LGRAWA at a time.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Setting(NamedTuple):
 def coarse(short: bool) -> list[Setting]:
     """Period and pull; the authors use EASGD and LSGD every 4 steps, GRAWA every 32. The same number of trials each."""
     rates = (0.2, 0.4) if short else (0.1, 0.2, 0.4)
-    found = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in rates]
-    found += [Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in rates]
+    candidates = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in rates]
+    candidates += [Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in rates]
     for name, periods, usual, other in (
         ("EASGD", (2, 4, 8, 16), 0.9, 0.4),
         ("LSGD", (4, 8, 16, 32), 0.1, 0.5),
@@ -76,8 +77,8 @@ def coarse(short: bool) -> list[Setting]:
     ):
         for period in periods[::2] if short else periods:
             for pull in (usual, other) if period in periods[::2] else (usual,):
-                found.append(Setting(name, SYNCS[name](pull=pull), period, 0.2))
-    return found
+                candidates.append(Setting(name, SYNCS[name](pull=pull), period, 0.2))
+    return candidates
 
 
 def fine(best: Setting) -> list[Setting]:
@@ -86,11 +87,11 @@ def fine(best: Setting) -> list[Setting]:
         return []
     if best.method == "DP+SAM":
         return [best._replace(sam=radius) for radius in (0.02, 0.1)]
-    found = [best._replace(lr=best.lr * factor) for factor in (0.5, 2.0)]
+    candidates = [best._replace(lr=best.lr * factor) for factor in (0.5, 2.0)]
     if best.method != "EASGD":
         prox = 0.1 if best.method == "LSGD" else 0.01
-        found.append(best._replace(sync=dataclasses.replace(best.sync, prox=prox)))
-    return found
+        candidates.append(best._replace(sync=dataclasses.replace(best.sync, prox=prox)))
+    return candidates
 
 
 def ablation(chosen: Setting) -> list[Setting]:
@@ -256,7 +257,8 @@ def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
         fewer = rounds[name] / rounds["EASGD"]
         print(
             f"  {name}: ahead of all others in {len(ahead)} of {len(seeds)} seeds; "
-            f"error / error of {best}, the best of them: {ratio:.3f}; rounds / rounds of EASGD: {fewer:.3f} (goal at most 0.125)"
+            f"error / error of {best}, the best of them: {ratio:.3f}; "
+            f"rounds / rounds of EASGD: {fewer:.3f} (goal at most 0.125)"
         )
         ratios |= {f"{name} error / best other": ratio, f"{name} rounds / EASGD rounds": fewer}
     return ratios
@@ -264,12 +266,12 @@ def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
 
 def better(settings: list[Setting], rows: list[dict[str, Any]]) -> tuple[Setting, float]:
     """The setting with the least held-out error, of its mean or its centre."""
-    found = [
+    candidates = [
         (row.get("errors", {}).get(model, 1.0), number, setting._replace(model=model))
         for number, (setting, row) in enumerate(zip(settings, rows, strict=True))
         for model in ("mean", "centre")
     ]
-    error, _, setting = min(found, key=lambda one: one[:2])
+    error, _, setting = min(candidates, key=lambda one: one[:2])
     return setting, error
 
 

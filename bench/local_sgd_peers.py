@@ -1,10 +1,10 @@
 """Local SGD and DiLoCo compared with Accelerate and torchft: 4 gloo processes, 1M-parameter MLP, batch 32.
 
 All run the same plain loop with momentum SGD and H = 16; only the hooks differ. Measured are the time per step over
-complete rounds, and the time of a round alone (no training, all workers waiting). torchft is measured twice: `bare`, its
-own code with a manager that only calls the all-reduce of gloo, and with its real manager, whose quorum and commit before
-every round are the price of its fault tolerance. Peers that are not installed are left out:
-pip install accelerate torchft
+complete rounds, and the time of a round alone (no training, all workers waiting). torchft is measured twice: `bare`,
+its own code with a manager that only calls the all-reduce of gloo, and with its real manager, whose quorum and commit
+before every round are the price of its fault tolerance. Peers that are not installed are left out: pip install
+accelerate torchft
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def accelerates(comm: Comm) -> Candidate:
     )
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     accelerator = Accelerator(cpu=True)
-    torch.set_num_threads(1)  # it chooses others for the whole process
+    torch.set_num_threads(1)  # it changes the setting of the process
     model = mlp()
     optimizer = sgd(model.parameters())
     local = LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=H, enabled=True)
@@ -195,7 +195,7 @@ def compare(comm: Comm, repetitions: int, rounds: int, real: bool) -> dict[str, 
             except ImportError as error:
                 if comm.rank == 0:
                     print(f"{name} is left out: {error}")
-        found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in candidates}
+        timings: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in candidates}
         for turn in range(repetitions + 1):
             for name, candidate in candidates.items():
                 barrier(comm)
@@ -208,22 +208,22 @@ def compare(comm: Comm, repetitions: int, rounds: int, real: bool) -> dict[str, 
                     candidate.round()
                 spent = (time.perf_counter() - start) / rounds
                 if turn:
-                    found[name][0].append(step)
-                    found[name][1].append(spent)
+                    timings[name][0].append(step)
+                    timings[name][1].append(spent)
         barrier(comm)
-        return found
+        return timings
 
 
 def main() -> None:
     args = arguments(__doc__, workers=4, repetitions=40, rounds=4, real=1)
-    found = eq.spawn(lambda comm: compare(comm, args.repetitions, args.rounds, bool(args.real)), args.workers)[0]
+    timings = eq.spawn(lambda comm: compare(comm, args.repetitions, args.rounds, bool(args.real)), args.workers)[0]
     rows: list[tuple[str, float, float | None]] = []
-    for name, (steps, rounds) in found.items():
+    for name, (steps, rounds) in timings.items():
         step_ms, round_ms = 1e3 * statistics.median(steps), 1e3 * statistics.median(rounds)
         print(f"{name:<24} step {step_ms:7.2f} ms   round {round_ms:7.2f} ms")
         if name.startswith("ours"):
             continue
-        mine = found["ours, DiLoCo" if "DiLoCo" in name else "ours"]
+        mine = timings["ours, DiLoCo" if "DiLoCo" in name else "ours"]
         rows.append((f"our step / {name}'s", median_ratio(mine[0], steps), 1.0))
         rows.append((f"our round / {name}'s", median_ratio(mine[1], rounds), 1.0))
     report("Local SGD and DiLoCo, 4 gloo processes, H = 16", rows, args.json)

@@ -2,8 +2,8 @@
 
     sudo python namespaces.py gossip.py --rates 1gbit,100mbit -- --repetitions 5 --block 5
 
-Creates a bridge and one namespace per worker, runs the benchmark in them as torchrun would, prints the output of worker
-0, and removes everything again. Needs root and iproute2 (`ip`, `tc`). No packet leaves the machine.
+Creates a bridge and one namespace per worker, runs the benchmark in them as torchrun would, prints the output of
+worker 0, and removes everything again. Needs root and iproute2 (`ip`, `tc`). No packet leaves the machine.
 """
 
 from __future__ import annotations

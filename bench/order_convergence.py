@@ -1,9 +1,9 @@
 """The gain of an order: the gap to the optimum of a convex problem, at equal epochs and at equal processor seconds.
 
-Softmax regression with weight decay, one example per step and worker, a constant learning rate: where random reshuffling
-stops improving, a balanced order continues. 4 virtual workers on 2048 images: Fashion-MNIST with `--data-dir DIR` (its
-idx files; reduced to 14 x 14 by averaging), otherwise the bundled digits (1,436 of them). `--full 1` runs three times
-the epochs and three seeds; `--plot FILE` draws the gaps.
+Softmax regression with weight decay, one example per step and worker, a constant learning rate: where random
+reshuffling stops improving, a balanced order continues. 4 virtual workers on 2048 images: Fashion-MNIST with
+`--data-dir DIR` (its idx files; reduced to 14 x 14 by averaging), otherwise the bundled digits (1,436 of them).
+`--full 1` runs three times the epochs and three seeds; `--plot FILE` draws the gaps.
 
 Seconds are processor seconds of all workers in this process, without evaluation. Orders without extra cost run until
 they have used as many seconds as exact CD-GraB for its epochs. A gap is the mean over the last five epochs.
@@ -165,16 +165,16 @@ def main() -> None:
     x, y = problem(args.data_dir)
     best = optimum(x, y)
     epochs = args.epochs * (3 if args.full else 1)
-    found: dict[str, list[Curve]] = {name: [] for name in ORDERS}
+    results: dict[str, list[Curve]] = {name: [] for name in ORDERS}
     for seed in range(3 if args.full else 1):
         for name, order in ORDERS.items():
-            limit = found["CD-GraB"][seed][-1][0] if name in FREE else 0.0
+            limit = results["CD-GraB"][seed][-1][0] if name in FREE else 0.0
 
             def over(points: Curve, limit: float = limit) -> bool:
                 return len(points) >= epochs and points[-1][0] >= limit
 
-            found[name].append(curve(order(), x, y, best, args.lr, seed, over))
-            points = found[name][-1]
+            results[name].append(curve(order(), x, y, best, args.lr, seed, over))
+            points = results[name][-1]
             later = f", {settled(points):.2e} after {len(points)}" if len(points) > epochs else ""
             print(
                 f"  {name:<20} gap {settled(points[:epochs]):.2e} after {epochs} epochs{later}; "
@@ -182,10 +182,10 @@ def main() -> None:
                 flush=True,
             )
             if args.plot and seed == 0:
-                draw({name: curves[0] for name, curves in found.items() if curves}, args.plot)
+                draw({name: curves[0] for name, curves in results.items() if curves}, args.plot)
 
-    gaps = {name: statistics.mean(settled(points[:epochs]) for points in found[name]) for name in ORDERS}
-    equal = {name: statistics.mean(settled(points) for points in found[name]) for name in FREE}
+    gaps = {name: statistics.mean(settled(points[:epochs]) for points in results[name]) for name in ORDERS}
+    equal = {name: statistics.mean(settled(points) for points in results[name]) for name in FREE}
     goals = {"CD-GraB": 1 / 50, "CD-GraB projection": 1 / 8}
     rows: list[tuple[str, float, float | None]] = [
         (f"{name} gap / D-RR gap", gaps[name] / gaps["D-RR"], goals.get(name)) for name in ORDERS if name != "D-RR"

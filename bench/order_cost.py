@@ -1,10 +1,10 @@
 """The cost of a balanced order on one worker: ordered epoch / plain epoch, and the extra memory in vectors of d.
 
-MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer on
-windows of 35 words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in turn,
-medians of the ratios. For comparison, on the MLP: the same pair balance on per-example gradients by vmap, grab-sampler
-if it is installed (patched, because it does not run with this torch), and the update of S by half of the products and
-the gradient (S += 2 F - G) instead of all products.
+MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, a small transformer
+on windows of 35 words with WikiText-2's vocabulary with batches of 16. One thread; blocks of steps of all variants in
+turn, medians of the ratios. For comparison, on the MLP: the same pair balance on per-example gradients by vmap,
+grab-sampler if it is installed (patched, because it does not run with this torch), and the update of S by half of the
+products and the gradient (S += 2 F - G) instead of all products.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:
     """Model, loss, data, batch."""
     draw = torch.Generator().manual_seed(0)
     classes = torch.randint(10, (2048,), generator=draw)
-    # Words as frequent as in a text: the n-th in proportion to 1/n.
+    # Zipf: the n-th word has a frequency in proportion to 1/n.
     text = (torch.exp(torch.rand(512, LENGTH + 1, generator=draw) * torch.log(torch.tensor(float(WORDS)))) - 1).long()
     from equipoise.loop.from_recipe import language_loss
 
@@ -142,12 +142,12 @@ def by_vmap(task: tuple[Any, ...]) -> Callable[[int], None]:
     def run(count: int) -> None:
         for step in range(count):
             start = step * batch % (len(x) - batch)
-            found = gradients(parameters, x[start : start + batch], y[start : start + batch])
-            rows = torch.cat([g.flatten(1) for g in found.values()], 1)
+            result = gradients(parameters, x[start : start + batch], y[start : start + batch])
+            rows = torch.cat([g.flatten(1) for g in result.values()], 1)
             for k in range(0, batch, 2):
                 v = rows[k] - rows[k + 1]
                 total.add_(v, alpha=1 if total @ v <= 0 else -1)
-            for name, g in found.items():
+            for name, g in result.items():
                 parameters[name] = parameters[name] - 0.01 * g.mean(0)
 
     return run
@@ -177,9 +177,9 @@ def by_grab_sampler(task: tuple[Any, ...]) -> Callable[[int], None] | None:
             if not indices:
                 indices.extend(iter(sampler))
             chosen = [indices.pop(0) for _ in range(batch)]
-            found = gradients(parameters, x[chosen], y[chosen])
-            sampler.step(found)
-            for name, g in found.items():
+            result = gradients(parameters, x[chosen], y[chosen])
+            sampler.step(result)
+            for name, g in result.items():
                 parameters[name] = parameters[name] - 0.01 * g.mean(0)
 
     return run
@@ -215,9 +215,9 @@ def peak(task: tuple[Any, ...], order: Callable[[], eq.order.Order]) -> int:
         steps(worker_of(task, order()), 12)
         send.send(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
         os._exit(0)
-    found = receive.recv()
+    result = receive.recv()
     os.waitpid(child, 0)
-    return found
+    return result
 
 
 def main() -> None:

@@ -5,9 +5,9 @@
     python order_curves.py --data-dir DIR --task logistic   # SST-2, bags of words
     python order_curves.py --data-dir DIR --task lenet --full 1    # all of the data, 50 epochs
 
-Virtual workers, the same number of examples per step for any number of workers, a constant learning rate with momentum
-0.9, as in the paper. The ordered unit is an example; for the exact order of the LSTM it is, as in the paper, the mean
-gradient of one step of a worker. `--plot FILE` draws the curves. Sizes are printed.
+Virtual workers, the same number of examples per step for any number of workers, a constant learning rate with
+momentum 0.9, as in the paper. The ordered unit is an example; for the exact order of the LSTM it is, as in the paper,
+the mean gradient of one step of a worker. `--plot FILE` draws the curves. Sizes are printed.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def draw(name: str, curves: dict[int, dict[str, list[Point]]], metric: str, path
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(len(curves), 2, figsize=(9, 3.4 * len(curves)), squeeze=False)
-    for (left, right), (workers, found) in zip(axes, curves.items(), strict=True):
-        for order, points in found.items():
+    for (left, right), (workers, by_order) in zip(axes, curves.items(), strict=True):
+        for order, points in by_order.items():
             epochs = range(1, len(points) + 1)
             left.semilogy(epochs, [p.loss for p in points], label=order)
             right.plot(epochs, [p.test for p in points])

@@ -1,8 +1,8 @@
 """CD-GraB on real processes: step of a coordinated order / step of random reshuffling (D-RR), and its bytes compared
 with a gather of gradients.
 
-1M-parameter MLP, all-reduce, batches of 32 per worker, momentum SGD. All variants run in the same processes on the same
-group, a block of steps each in turn; one thread per process.
+1M-parameter MLP, all-reduce, batches of 32 per worker, momentum SGD. All variants run in the same processes on the
+same group, a block of steps each in turn; one thread per process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
         rows.append((f"{name} step / D-RR step", median_ratio(seconds[name], plain), GOALS.get(name)))
     for name in list(ORDERS)[1:]:
         rows.append((f"{name}: bytes / gather of all gradients", (sent[name] - sent["D-RR"]) / gathered, None))
-        rows.append((f"{name}: bytes beside all-reduce / all-reduce", (sent[name] - sent["D-RR"]) / sent["D-RR"], None))
+        rows.append((f"{name}: extra bytes / all-reduce", (sent[name] - sent["D-RR"]) / sent["D-RR"], None))
     report("Coordinated orders on processes", rows, args.json)
 
 

@@ -4,13 +4,13 @@
     python partition_training.py --data-dir DIR --examples 50000 --epochs 60 --model resnet --seeds 3   # the full scale
     python partition_training.py                                             # the bundled digits: a minute
 
-Equal workers: D-PSGD and MATCHA on 8 workers, a round every F = 1 and 2 steps (more with `--periods`), five partitions.
-Unequal workers: two each of the speeds 1:1:2:4 and 1:2:4:8, D-PSGD weighted by size and uniformly; `even` is the random
-partition into equal blocks that ignores the speeds. Time is that of a described cluster (`--rate`, `--bandwidth`,
-`--latency`); `--real 1` adds runs in slowed-down processes (four, one at each speed, averaging every F steps), and
-`--simulated 0` leaves out the others. The result is the time until the training loss of the mean model reaches
-`--target`; the default is the final loss of the worst run at these speeds, so that all reach it. `--plot FILE.png` draws
-the curves.
+Equal workers: D-PSGD and MATCHA on 8 workers, a round every F = 1 and 2 steps (more with `--periods`), five
+partitions. Unequal workers: two each of the speeds 1:1:2:4 and 1:2:4:8, D-PSGD weighted by size and uniformly; `even`
+is the random partition into equal blocks that ignores the speeds. Time is that of a described cluster (`--rate`,
+`--bandwidth`, `--latency`); `--real 1` adds runs in slowed-down processes (four, one at each speed, averaging every F
+steps), and `--simulated 0` leaves out the others. The result is the time until the training loss of the mean model
+reaches `--target`; the default is the final loss of the worst run at these speeds, so that all reach it. `--plot
+FILE.png` draws the curves.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _ratio(speeds: list[float]) -> str:
 
 
 def cases(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    found = []
+    selected = []
     periods = [int(p) for p in args.periods.split(",")]
     rarely = [int(p) for p in (args.unequal_periods or args.periods).split(",")]
     ratios: list[tuple] = []
@@ -174,8 +174,8 @@ def cases(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 for sync in syncs:
                     for period in every:
                         kept = {"partition": name, "sync": sync, "period": period, "ratio": ratio, "seed": seed}
-                        found.append(kept | {"real": real, "speeds": speeds, "file": file, "args": args})
-    return found
+                        selected.append(kept | {"real": real, "speeds": speeds, "file": file, "args": args})
+    return selected
 
 
 def groups(rows: list[dict[str, Any]]) -> dict[tuple, list[dict[str, Any]]]:
@@ -193,13 +193,14 @@ def tell(rows: list[dict[str, Any]], target: float | None) -> dict[tuple, float]
         aims[group] = target if target is not None else max(last, aims.get(group, last))
     head = f"{'time':<10}{'speeds':<10}{'sync':<17}{'F':>3}  {'partition':<24}{'last loss':>10}{'accuracy':>10}"
     print(f"\n{head}{'seconds':>10}{'target':>10}{'reached':>10}")
-    for key, found in groups(rows).items():
+    for key, selected in groups(rows).items():
         aim = aims[key[:2]]
-        times[key] = statistics.mean(time_to(row["curve"], aim) for row in found)
-        last = [row["curve"][-1] for row in found]
+        times[key] = statistics.mean(time_to(row["curve"], aim) for row in selected)
+        last = [row["curve"][-1] for row in selected]
         print(
             f"{'real' if key[0] else 'simulated':<10}{key[1]:<10}{key[2]:<17}{key[3]:>3}  {key[4]:<24}"
-            f"{statistics.mean(loss for _, loss in last):>10.4f}{statistics.mean(r['accuracy'] for r in found):>10.4f}"
+            f"{statistics.mean(loss for _, loss in last):>10.4f}"
+            f"{statistics.mean(r['accuracy'] for r in selected):>10.4f}"
             f"{statistics.mean(s for s, _ in last):>10.2f}{aim:>10.4f}{times[key]:>10.2f}"
         )
     return times

@@ -3,10 +3,10 @@
     python pull_cost.py [--period 32]
     sudo python namespaces.py pull_cost.py --rates 1gbit,100mbit -- --repetitions 5 --period 4    # on a limited network
 
-The round alone, with and without the gradient norms that it needs, compared with the bare collective (a sum of the same
-number of bytes) and with the round of Local SGD, which writes a mean into the parameters; then training: a period of
-local steps and a round. Each through shared memory and through sockets, as between machines (but faster, because no
-packet leaves this one). All run in the same processes on the same group, a block each in turn.
+The round alone, with and without the gradient norms that it needs, compared with the bare collective (a sum of the
+same number of bytes) and with the round of Local SGD, which writes a mean into the parameters; then training: a
+period of local steps and a round. Each through shared memory and through sockets, as between machines (but faster,
+because no packet leaves this one). All run in the same processes on the same group, a block each in turn.
 """
 
 from __future__ import annotations

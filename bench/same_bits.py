@@ -3,9 +3,9 @@
     python bench/same_bits.py --record before.json      # on the commit before the change
     python bench/same_bits.py --check before.json       # after it, on the same machine
 
-Every registered method runs in at least one recipe. Each recipe runs on virtual workers, on processes, and stopped and
-resumed; every sync also runs in a user's own loop under `eq.attach`. `params_sha256`, the hash of the mean model, must
-be equal. `--only WORD` restricts it to recipes whose name contains the word.
+Every registered method runs in at least one recipe. Each recipe runs on virtual workers, on processes, and stopped
+and resumed; every sync also runs in a user's own loop under `eq.attach`. `params_sha256`, the hash of the mean model,
+must be equal. `--only WORD` restricts it to recipes whose name contains the word.
 """
 
 from __future__ import annotations
@@ -63,25 +63,8 @@ def write_files(folder: Path) -> None:
             b"labels": rng.integers(0, 10, 24).tolist(),
         }
         (batches / name).write_bytes(pickle.dumps(rows, protocol=4))
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "a",
-        "mat",
-        "and",
-        "then",
-        "it",
-        "ran",
-        "off",
-        "to",
-        "see",
-        "what",
-        "was",
-        "up",
-        "there",
-    ]
+    sentence = "the cat sat on a mat and then it ran off to see what was up there"
+    words = sentence.split()
     for name in ("train.txt", "test.txt"):
         (folder / name).write_text("\n".join(" ".join(rng.choice(words, 12)) for _ in range(120)) + "\n")
     for name in ("train.tsv", "dev.tsv"):
@@ -97,7 +80,7 @@ def write_files(folder: Path) -> None:
 
 def recipes(files: Path) -> dict[str, list[str]]:
     """Name -> flags."""
-    found: dict[str, list[str]] = {}
+    flags_of: dict[str, list[str]] = {}
     for entry in eq_entries():
         axis, name = entry
         flags = [f"--{axis}", name]
@@ -136,13 +119,15 @@ def recipes(files: Path) -> dict[str, list[str]]:
             ]
             flags += text if name in ("lstm", "transformer") else small if name in ("lenet", "vgg", "resnet") else []
             flags += ["--period", "2"]
-        found[f"{axis}-{name}"] = flags
+        flags_of[f"{axis}-{name}"] = flags
     cluster = ["--cluster", str(files / "cluster.toml")]
-    found |= {
+    flags_of |= {
         "mixed-described-cluster": [*cluster, "--sync", "lgrawa", "--period", "4", *SKEWED],
         "mixed-total-steps-cluster": [*cluster, "--sync", "easgd", "--period", "total-steps", "--period.steps", "3"],
-        "mixed-five": ["--partition", "submodular", "--partition.speeds", "1,1,2,4", "--order", "cd-grab"]
-        + ["--batch", "norm-test", "--sync", "periodic-average", "--period", "3", *FEW],
+        "mixed-five": [
+            *("--partition", "submodular", "--partition.speeds", "1,1,2,4", "--order", "cd-grab"),
+            *("--batch", "norm-test", "--sync", "periodic-average", "--period", "3", *FEW),
+        ],
         "mixed-adam-clip": ["--optimizer", "adamw", "--clip", "0.5", "--lr", "0.01", "--sync", "dsgt"],
         "mixed-sam-micro": ["--sam", "0.05", "--micro", "3", "--momentum", "0.9", "--sync", "lgrawa", "--period", "3"],
         "mixed-adascale": ["--batch", "norm-test", "--scaling", "adascale", "--schedule", "linear", "--warmup", "0.1"],
@@ -160,19 +145,19 @@ def recipes(files: Path) -> dict[str, list[str]]:
         ],
         "mixed-projection": ["--order", "cd-grab", "--order.signal", "projection", *FEW],
     }
-    return found
+    return flags_of
 
 
 def eq_entries() -> list[tuple[str, str]]:
     """Axis and name of every method, from what the command prints: no import that a refactoring may move."""
     text = run_command(["list"])
-    axis, found = "", []
+    axis, methods = "", []
     for line in text.splitlines():
         if line and not line.startswith(" "):
             axis = line.split()[0].rstrip(":")
         elif line.strip():
-            found.append((axis, line.split()[0]))
-    return found
+            methods.append((axis, line.split()[0]))
+    return methods
 
 
 def run_command(words: list[str]) -> str:
@@ -191,18 +176,18 @@ def sha(run: Path) -> str:
 def shas_of(name: str, flags: list[str], folder: Path) -> dict[str, str]:
     """The same recipe in three ways. A described cluster is virtual; on processes TotalSteps depends on real time."""
     start = ["train", *COMMON, *flags]
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     described, timed = "--cluster" in flags, "total-steps" in flags
     virtual = [] if described else ["--virtual"]
     run_command([*start, *virtual, "--steps", str(LONG), "--out", str(folder / "virtual")])
-    found["virtual"] = sha(folder / "virtual")
+    hashes["virtual"] = sha(folder / "virtual")
     if not described and not timed:
         run_command([*start, "--steps", str(LONG), "--out", str(folder / "processes")])
-        found["processes"] = sha(folder / "processes")
+        hashes["processes"] = sha(folder / "processes")
     run_command([*start, *virtual, "--steps", str(SHORT), "--out", str(folder / "resumed")])
     run_command(["resume", str(folder / "resumed"), "--steps", str(LONG), "--quiet"])
-    found["resumed"] = sha(folder / "resumed")
-    return found
+    hashes["resumed"] = sha(folder / "resumed")
+    return hashes
 
 
 def attached(name: str, period: int, momentum: float = 0.0) -> str:
@@ -233,7 +218,7 @@ def attached(name: str, period: int, momentum: float = 0.0) -> str:
 
 
 def measure(only: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="same-bits-") as place:
         files = Path(place)
@@ -246,15 +231,15 @@ def measure(only: str) -> dict[str, str]:
             except RuntimeError as error:
                 rows = {"virtual": f"failed: {error}".replace(place, "")}
                 print(name, rows["virtual"], file=sys.stderr, flush=True)
-            found |= {f"{name}/{way}": value for way, value in rows.items()}
+            hashes |= {f"{name}/{way}": value for way, value in rows.items()}
     every_step = {"NoSync", "AllReduce", "DPSGD", "D2", "DSGT", "DeTAG", "EDM"}
     for name in dir(eq.sync):
         if name != "Sync" and isinstance(getattr(eq.sync, name), type) and only in f"attach-{name}":
-            found[f"attach-{name}"] = attached(name, 1 if name in every_step else 2)
+            hashes[f"attach-{name}"] = attached(name, 1 if name in every_step else 2)
     if only in "attach-momentum":
-        found["attach-momentum"] = attached("PeriodicAverage", 4, 0.9)
-    print(f"{len(found)} runs in {time.monotonic() - started:.0f} s", file=sys.stderr)
-    return found
+        hashes["attach-momentum"] = attached("PeriodicAverage", 4, 0.9)
+    print(f"{len(hashes)} runs in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return hashes
 
 
 def main() -> int:
@@ -263,15 +248,15 @@ def main() -> int:
     parser.add_argument("--check", metavar="FILE", help="compare with a file that --record wrote")
     parser.add_argument("--only", default="", metavar="WORD", help="recipes whose name contains this")
     arguments = parser.parse_args()
-    found = measure(arguments.only)
-    failed = [name for name, value in found.items() if value.startswith("failed")]
+    hashes = measure(arguments.only)
+    failed = [name for name, value in hashes.items() if value.startswith("failed")]
     if arguments.record:
-        Path(arguments.record).write_text(json.dumps(found, indent=1) + "\n")
+        Path(arguments.record).write_text(json.dumps(hashes, indent=1) + "\n")
     if arguments.check:
         before = {k: v for k, v in json.loads(Path(arguments.check).read_text()).items() if arguments.only in k}
-        differing = [name for name in before if found.get(name) != before[name]]
+        differing = [name for name in before if hashes.get(name) != before[name]]
         for name in differing:
-            print(f"{name}: {before[name][:12]} -> {found.get(name, 'missing')[:60]}")
+            print(f"{name}: {before[name][:12]} -> {hashes.get(name, 'missing')[:60]}")
         print(f"{len(before) - len(differing)} of {len(before)} the same")
         return 1 if differing or failed else 0
     return 1 if failed else 0

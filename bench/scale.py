@@ -1,9 +1,9 @@
 """Many virtual workers in one process: time and memory per worker and step for 16 to 1,024 workers.
 
-A small model (an MLP of about 2,400 parameters on 16 features), batch 8, momentum SGD. The cost is linear if the time of
-one worker's step does not depend on the number of workers. The ratio is the median over turns in which the fewest and the
-most workers are measured one after the other. For comparison, the same steps of as many models in a plain loop, eight of
-each in turn, show the cost of larger memory alone.
+A small model (an MLP of about 2,400 parameters on 16 features), batch 8, momentum SGD. The cost is linear if the time
+of one worker's step does not depend on the number of workers. The ratio is the median over turns in which the fewest
+and the most workers are measured one after the other. For comparison, the same steps of as many models in a plain
+loop, eight of each in turn, show the cost of larger memory alone.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main() -> None:
             return measure(size, sync(), period, args.block, repetitions)
 
         ends = [(timed(sizes[0]), timed(sizes[-1])) for _ in range(args.turns)]
-        found = [
+        totals = [
             statistics.median(least[0] for least, _ in ends),
             *(timed(size)[0] for size in sizes[1:-1]),
             statistics.median(most[0] for _, most in ends),
@@ -138,7 +138,7 @@ def main() -> None:
         ratio = statistics.median(most[0] / least[0] for least, most in ends)
         extra = (max(most[1] for _, most in ends) - models * sizes[-1]) / 2**20
         memory = f"{extra:12.0f}" if name in METHODS else ""
-        print(f"{name:<30}" + "".join(f"{1e6 * s:8.0f}" for s in found) + f"{ratio:8.2f}{memory}", flush=True)
+        print(f"{name:<30}" + "".join(f"{1e6 * s:8.0f}" for s in totals) + f"{ratio:8.2f}{memory}", flush=True)
         rows.append((f"{name}: worker-step at {sizes[-1]} / at 16", ratio, 1.2 if name in METHODS else None))
         if name in METHODS:
             rows.append((f"{name}: GB beyond the models at {sizes[-1]}", extra / 1024, 2.0))

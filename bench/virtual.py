@@ -1,7 +1,7 @@
 """16 virtual workers compared with 16 plain steps, and their memory: 1M-parameter MLP, batch 32, momentum SGD.
 
-The plain steps are those of 16 models in one loop on one thread. An all-reduce also sums 16 gradients, which plain steps
-do not: a second ratio compares with plain steps whose gradients are averaged by hand.
+The plain steps are those of 16 models in one loop on one thread. An all-reduce also sums 16 gradients, which plain
+steps do not: a second ratio compares with plain steps whose gradients are averaged by hand.
 """
 
 from __future__ import annotations

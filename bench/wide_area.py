@@ -1,10 +1,10 @@
 """Each family of methods on 8 to 1,024 virtual workers of a described wide-area cluster.
 
-Four sites with an equal number of workers each, ranks in order of the sites. Links inside a site have 10 Mbit and
-0.1 ms; each pair of sites shares one line of 1 Mbit and 20 ms. The model has 2,388 parameters (9.6 kB), so these links
-correspond to 10 Gbit and 1 Gbit for a model of 9.6 MB. Workers differ in speed by up to 2 and vary by 10 % from step to
-step. Every worker takes the same number of steps of 8 examples, from a common problem (16 features, 20 classes, labels of
-a random network).
+Four sites with an equal number of workers each, ranks in order of the sites. Links inside a site have 10 Mbit and 0.1
+ms; each pair of sites shares one line of 1 Mbit and 20 ms. The model has 2,388 parameters (9.6 kB), so these links
+correspond to 10 Gbit and 1 Gbit for a model of 9.6 MB. Workers differ in speed by up to 2 and vary by 10 % from step
+to step. Every worker takes the same number of steps of 8 examples, from a common problem (16 features, 20 classes,
+labels of a random network).
 
     python wide_area.py --steps 64 --json wide_area.json --plot ../docs/pictures/wide_area.svg
 """

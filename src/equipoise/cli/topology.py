@@ -126,7 +126,9 @@ def _edges(topology: Topology) -> str:
     return f"{shown}{more} {per}, at most {max(messages)} messages"
 
 
-def _rounds(count: int) -> str:
+def _rounds(count: int | None) -> str:
+    if count is None:
+        return "no finite number of rounds"
     return "1 round" if count == 1 else f"{count} rounds"
 
 
