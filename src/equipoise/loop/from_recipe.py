@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import typing
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from ..config import registry
 from ..config.build import objects, takes_topology
 from ..core.errors import UserError
+from ..core.extras import require
 from ..core.torchrun import rank
 from ..data.base import LoadedData
 from ..data.source import Source
@@ -42,8 +42,8 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         duration(plain["budget"], "budget") if plain["budget"] is not None else None,
     )
     cluster = Cluster.load(plain["cluster"]) if plain["cluster"] is not None else None
-    if plain["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--tensorboard needs a package that is not installed: pip install tensorboard")
+    if plain["tensorboard"]:
+        require("tensorboard", "tensorboard", "--tensorboard")
     optimizer, scheduler = optimizer_of(plain), scheduler_of(plain)
     loaded = methods["data"].load()
     job = Job(
