@@ -14,7 +14,7 @@ from equipoise.core.errors import DataError, UserError
 from equipoise.data.features import feature_array
 from equipoise.data.source import Source
 from equipoise.data.view import DatasetView
-from equipoise.partition.engine.strata import strata
+from equipoise.partition.strata import strata
 from equipoise.partition.submodular import view_of
 
 X = np.random.default_rng(0).standard_normal((60, 5))
@@ -43,7 +43,7 @@ def test_real_targets_by_quantiles() -> None:
     assert set(strata(view_of(X, np.zeros(60)), 4, 4)[0]) == {0}
 
 
-def test_several_real_targets_by_their_main_direction() -> None:
+def test_several_real_targets_by_their_first_principal_component() -> None:
     rng = np.random.default_rng(3)
     main = rng.standard_normal(60)
     targets = np.stack([main, -main], axis=1) + 0.01 * rng.standard_normal((60, 2))
@@ -52,7 +52,7 @@ def test_several_real_targets_by_their_main_direction() -> None:
     assert abs(means[2] - means[0]) > 1.5
 
 
-def test_several_labels_by_combination_with_rare_ones_together() -> None:
+def test_several_labels_by_combination_with_rare_ones_merged() -> None:
     labels = np.zeros((60, 3), dtype=np.int64)
     labels[:30, 0] = 1
     labels[30:58, 1] = 1
@@ -115,12 +115,12 @@ def test_penultimate_layer_and_the_model_left_as_it_was() -> None:
     )
     view = Source((torch.from_numpy(X), torch.zeros(60, dtype=torch.int64))).view()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    found = feature_array(view, eq.features.penultimate(model, batch=17))
+    rows = feature_array(view, eq.features.penultimate(model, batch=17))
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     with torch.no_grad():
         wanted = model[:4].eval()(torch.from_numpy(X)).float().numpy()
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(rows, wanted)
     with pytest.raises(UserError, match="no linear layer"):
         eq.features.penultimate(nn.ReLU())(view)
 
