@@ -111,7 +111,7 @@ def test_npz_decodes_no_more_than_the_limit(npz: Path) -> None:
 
 def test_npz_without_pillow(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UserError, match=r"pip install equipoise\[images\]"):
+    with pytest.raises(UserError, match=r"reading JPEG images needs pillow: pip install 'equipoise\[images\]'"):
         CIFAR10(dir=str(npz)).load()
 
 
