@@ -86,14 +86,15 @@ class TSV(Data):
             lines.pop()
         for column, option_name in ((self.text_column, "text_column"), (self.label_column, "label_column")):
             if column not in header:
-                raise DataError(f"{path}: no column {column!r} for --data.{option_name}: {did_you_mean(column, header)}")
+                raise DataError(
+                    f"{path}: no column {column!r} for --data.{option_name}: {did_you_mean(column, header)}"
+                )
         at, label_at = header.index(self.text_column), header.index(self.label_column)
         rows = []
         for number, cells in enumerate(lines, start=2):
             if len(cells) != len(header):
                 raise DataError(
-                    f"{path}: line {number} has {len(cells)} columns, the header {len(header)}: "
-                    "fix or remove that line"
+                    f"{path}: line {number} has {len(cells)} columns, the header {len(header)}: fix or remove that line"
                 )
             label = cells[label_at].strip()
             if not label:

@@ -60,7 +60,8 @@ def measure(
 ) -> Flatness:
     """The flatness of `loss(model(inputs), targets)` around the model, over `examples` random examples of `data`.
 
-    None takes all examples. In eval mode: a model whose BatchNorm statistics are stale (a mean of several models) needs them recomputed first.
+    None takes all examples. In eval mode: a model whose BatchNorm statistics are stale (a mean of several models) needs
+    them recomputed first.
     """
     surface = Surface(model, loss, data, examples=examples, seed=seed)
     return Flatness(

@@ -21,7 +21,8 @@ class ResNet(Model):
     """[B, C, H, W] images to [B, outputs]: three stages of `width`, 2 and 4 times `width` channels.
 
     Shortcuts have no parameters: they take every second pixel and pad new channels with zeros (option A of the paper),
-    so that 20 layers have the paper's 0.27 million parameters on CIFAR-10. Source: He, Zhang, Ren, Sun (2016), section 4.2.
+    so that 20 layers have the paper's 0.27 million parameters on CIFAR-10.
+    Source: He, Zhang, Ren, Sun (2016), section 4.2.
     """
 
     metadata: ClassVar[Metadata] = Metadata(

@@ -17,9 +17,9 @@ from .base import Model
 class VGG(Model):
     """[B, C, H, W] images to [B, outputs]: stages of two convolutions and a pooling, then one hidden layer.
 
-    Channels double from stage to stage. Configuration A of the paper, scaled down to small images; without shortcuts, so
-    its minima are sharper and it is harder to train than a ResNet of its size. The default has 0.2 million parameters
-    on CIFAR-10. Every stage halves the image, so small images get fewer stages.
+    Channels double from stage to stage. Configuration A of the paper, scaled down to small images; without shortcuts,
+    so its minima are sharper and it is harder to train than a ResNet of its size. The default has 0.2 million
+    parameters on CIFAR-10. Every stage halves the image, so small images get fewer stages.
     Source: Simonyan and Zisserman (2015).
     """
 
