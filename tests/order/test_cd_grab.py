@@ -19,7 +19,7 @@ from equipoise.signal import Rows
 from .drive import bound, parallel_floor, sphere, visit
 
 
-def reduce_in_memory(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
+def by_definition(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
     """The definition, with all vectors at hand: pairs of all workers in sequence against one S."""
     orders = [np.random.default_rng([seed, w, 1, 0]).permutation(len(b)).tolist() for w, b in enumerate(blocks)]
     for _ in range(epochs):
@@ -84,7 +84,7 @@ def test_equals_the_definition(coordinate: str, sizes: tuple[int, ...]) -> None:
         for order, n in zip(orders, sizes, strict=True):
             assert sorted(order) == list(range(n)), batch
         if batch < 3 or len(set(sizes)) == 1:
-            assert orders == reduce_in_memory(blocks, 3), batch
+            assert orders == by_definition(blocks, 3), batch
 
 
 @pytest.mark.parametrize("sign", ["greedy", "walk"])
@@ -240,19 +240,19 @@ def test_shards_send_what_they_say() -> None:
     assert sum(eq.spawn(loop, 3, virtual=True)) == 2 * (header + vector + numbers)
 
 
-def test_workers_that_decide_differently_are_found_out() -> None:
+def test_workers_with_different_signs_are_detected() -> None:
     def loop(comm: Any) -> None:
         order = bound(CDGraB(), 6, comm)
         visit(order, sphere(6, 3, seed=comm.rank), 0, 2)
         if comm.rank == 1:
-            order.evidence = "something else"
+            order.digest = "something else"
         order.epoch(1)
 
-    with pytest.raises(WorkerError, match="worker 1 decided other signs than worker 0"):
+    with pytest.raises(WorkerError, match="worker 1 computed other signs than worker 0"):
         eq.spawn(loop, 2, virtual=True)
 
 
-def test_own_pace_is_refused() -> None:
+def test_total_steps_is_refused() -> None:
     from equipoise.core.errors import UserError
 
     with pytest.raises(UserError, match="CDGraB needs all workers"):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.order import CDGraB, factors
-from equipoise.order.balanced import Balanced
+from equipoise.order import CDGraB, factor_messages
+from equipoise.order.balanced_order import BalancedOrder
 
 EXAMPLES, EPOCHS = 61, 3
 X = torch.randn(EXAMPLES, 6, generator=torch.Generator().manual_seed(4))
@@ -54,15 +54,15 @@ def trained(order: CDGraB, lr: float = 0.1, **changes: Any) -> dict[str, Any]:
 def epochs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, list[int]]]]:
     """Examples, number and order of every epoch that any worker begins, checked to be permutations."""
     begun: list[tuple[int, int, list[int]]] = []
-    asked = Balanced.epoch
+    asked = BalancedOrder.epoch
 
-    def epoch(self: Balanced, number: int) -> np.ndarray:
+    def epoch(self: BalancedOrder, number: int) -> np.ndarray:
         order = asked(self, number)
-        begun.append((self.context.examples, number, order.tolist()))
+        begun.append((self.context.worker.examples, number, order.tolist()))
         return order
 
-    monkeypatch.setattr(Balanced, "epoch", epoch)
-    monkeypatch.setattr(factors, "_SMALL", 0)
+    monkeypatch.setattr(BalancedOrder, "epoch", epoch)
+    monkeypatch.setattr(factor_messages, "_SMALL", 0)
     yield begun
     assert begun
     for examples, _, order in begun:

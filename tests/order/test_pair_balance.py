@@ -133,7 +133,7 @@ def test_stationary_norm_of_the_running_sum(d: int) -> None:
     for start in range(0, 4000, 4):
         part = positions[start : start + 4]
         order.observe(part, Rows(vectors[torch.from_numpy(part)], [1] * 4))
-        squares.append(float(order.balancer.total @ order.balancer.total))
+        squares.append(float(order.builder.total @ order.builder.total))
     assert np.sqrt(np.mean(squares[100:])) == pytest.approx(np.sqrt(np.pi * d / 8), rel=0.06)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context, WorkerInfo
-from equipoise.signal import restored
+from equipoise.signal import view_from_state
 from equipoise.signal.base import GradientView, Signal
 
 from . import models
@@ -90,7 +90,7 @@ def test_the_last_layer_is_seen_exactly() -> None:
         view = seen(eq.signal.LastLayer(), model, inputs, passes=passes)
         torch.testing.assert_close(view.gram(), rows @ rows.T)
         torch.testing.assert_close(view.vectors(torch.eye(6)), rows)
-        assert restored(view.state()).items == 6
+        assert view_from_state(view.state()).items == 6
 
 
 def test_the_last_layer_of_words_is_sketched() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.order import PairBalance
-from equipoise.order.signs import greedy, halving, walk
+from equipoise.order.sign_rules import greedy, halving, walk
 
 from .drive import floor, largest_prefix, sphere
 
