@@ -91,7 +91,7 @@ def test_the_balance_stays_sensible(case: str, epochs: list[Any]) -> None:
 
 @pytest.mark.parametrize("way", ["rows", "factors", "shards", "projection"])
 def test_stopped_anywhere_and_resumed(way: str, epochs: list[Any], tmp_path: Path) -> None:
-    """Inside the first and the second epoch, on as many workers: the same bits. On fewer: every example once an epoch."""
+    """Inside the first and second epoch, on as many workers: the same bits. On fewer: every example once per epoch."""
     order, uneven = CDGraB(**WAYS[way]), {"batch": 5, "partition": eq.partition.IID(speeds=[1, 2, 1])}
     whole = trained(order, **uneven)
     trained(order, **uneven, epochs=None, steps=5, out=tmp_path / "a")

@@ -125,7 +125,7 @@ def signed(coordinate: str, sizes: tuple[int, ...], batch: int, lengths: Any) ->
 def test_factors_give_the_signs_of_materialized_differences(
     share: bool, sizes: tuple[int, ...], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Odd batches carry an example over, short ones end an epoch, a worker has nothing: the layout grows, signs are equal."""
+    """Odd batches carry an example over, last ones are short, a worker has nothing: the layout grows, signs agree."""
     monkeypatch.setattr(factor_messages, "_SMALL", 0 if share else 1 << 40)
     orders = signed("factors", sizes, batch, lambda worker, step: 3)
     assert orders == signed("shards", sizes, batch, lambda worker, step: 3)

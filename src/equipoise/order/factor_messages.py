@@ -141,7 +141,7 @@ class Slices:
         return count * (layer.p if layer.kind == "embedding" else min(layer.p, layer.q)) if layer.weight else 0
 
     def _biases(self, layer: LayerLayout, lo: int, hi: int) -> int:
-        """Biases belong to their outputs. Where inputs are sliced, all are on the last rank: its slice is never empty."""
+        """Biases follow their outputs. Where inputs are sliced, the last rank has all: its slice is never empty."""
         if layer.kind != "linear" or not layer.bias:
             return 0
         return hi - lo if layer.q > layer.p else layer.q * (self.rank == self.size - 1)

@@ -44,8 +44,8 @@ class GraB(BalancedOrder):
     def check_method(self) -> None:
         if self.levels > 1 and (self.sign != "greedy" or self.signal == "forward"):
             raise UserError(
-                f"GraB(levels={self.levels}): recursive balancing needs sign = greedy, and a signal with inner products "
-                "of examples, which forward has not: use signal = exact, projection, count-sketch or last-layer"
+                f"GraB(levels={self.levels}): recursive balancing needs sign = greedy, and inner products of examples, "
+                "which signal = forward has not: use signal = exact, projection, count-sketch or last-layer"
             )
 
     def make_builder(self) -> EpochBuilder:

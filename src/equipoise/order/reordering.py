@@ -8,7 +8,7 @@ import numpy as np
 
 
 def reorder(front: list[int], back: list[int], unsigned: list[int]) -> list[int]:
-    """The next order. Units without a sign (of a skipped batch, or an odd last one) go to the middle: they hurt least."""
+    """The next order. Units without a sign (skipped batches, an odd last one) go to the middle: they hurt least."""
     return [*front, *unsigned, *reversed(back)]
 
 
