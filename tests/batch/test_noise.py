@@ -177,9 +177,9 @@ def test_examples_give_unbiased_estimates_too() -> None:
     assert np.mean(variances) == pytest.approx(TRACE, rel=0.01)
     assert np.mean(squares) == pytest.approx(float(MEAN @ MEAN), rel=0.03)
     assert set(alongs) == {1.0}  # 14 squares over 14 degrees of freedom
-    alone = across_examples([TRACE * 7], [8.0], [5.0], 5.0, [8.0])
-    assert alone is not None
-    assert alone.variance == pytest.approx(TRACE)
+    single = across_examples([TRACE * 7], [8.0], [5.0], 5.0, [8.0])
+    assert single is not None
+    assert single.variance == pytest.approx(TRACE)
     assert across_examples([0.0], [1.0], [5.0], 5.0, [8.0]) is None, "one example says nothing of noise"
 
 

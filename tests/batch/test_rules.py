@@ -19,7 +19,7 @@ from equipoise.core.errors import UserError
 from .test_noise import DEVIATIONS, MEAN, drawn, measured
 
 
-class Alone:
+class FakeComm:
     """As much of a comm as a rule needs that is given its estimates by hand."""
 
     def __init__(self, size: int):
@@ -28,13 +28,13 @@ class Alone:
 
 def bound(rule: eq.batch.Batch, workers: int = 4) -> Any:
     events: list[dict[str, Any]] = []
-    comm: Comm = Alone(workers)  # type: ignore[assignment]
+    comm: Comm = FakeComm(workers)  # type: ignore[assignment]
     worker = WorkerInfo(comm.rank, workers, examples=10**6 // workers, total_examples=10**6)
     emit = lambda event, **fields: events.append({"event": event, **fields})  # noqa: E731
     context = Context(comm, Clock(lr=0.1), worker, emit=emit)
-    made = rule.bind(context)
-    made.events = events
-    return made
+    bound_rule = rule.bind(context)
+    bound_rule.events = events
+    return bound_rule
 
 
 def report(batch: float, loss: float = 1.0, seconds: float = 0.0, examples: float = 0.0) -> WorkerReport:

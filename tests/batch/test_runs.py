@@ -102,7 +102,7 @@ def test_all_workers_hold_the_same_sizes_at_all_times() -> None:
     for estimator in ESTIMATORS:
         rows = workers_of(eq.batch.NormTest(start=4, eta=0.6, estimator=estimator, shrink=True), 40)
         assert rows[0] == rows[1] == rows[2] == rows[3]
-        assert len({tuple(sizes) for sizes in rows[0]}) > 2, "nothing was decided"
+        assert len({tuple(sizes) for sizes in rows[0]}) > 2, "no size was changed"
 
 
 def test_the_three_estimators_measure_the_same_noise() -> None:
@@ -223,11 +223,11 @@ def test_resume_in_the_middle_of_a_round(stop: int, tmp_path: Path) -> None:
     ]
     schedule = lambda optimizer: LRSchedule(optimizer, "cosine", 0.1, "sqrt")  # noqa: E731
     for at, rule in enumerate(rules):
-        whole = train(rule, steps=20, scheduler=schedule).result
+        undisturbed = train(rule, steps=20, scheduler=schedule).result
         train(rule, steps=20, scheduler=schedule, checkpoint_every=stop, keep=9, out=tmp_path / str(at))
         resumed = train(rule, steps=20, scheduler=schedule, out=tmp_path / str(at), resume=stop).result
         for key in ("params_sha256", "samples", "bytes", "rounds"):
-            assert resumed[key] == whole[key], (rule, key)
+            assert resumed[key] == undisturbed[key], (rule, key)
 
 
 def test_measured_speeds_on_a_described_cluster() -> None:

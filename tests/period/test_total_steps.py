@@ -103,13 +103,13 @@ def test_processes_of_unequal_speed_take_unequal_steps() -> None:
 @pytest.mark.parametrize("stop", [1, 6, 13])
 def test_stops_at_rounds_and_resumes_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"period": TotalSteps(6), "cluster": cluster(1.0, 1.3, 2.7, 0.6)}
-    whole = toy.train(MGRAWA(prox=0.1), **options).result
+    undisturbed = toy.train(MGRAWA(prox=0.1), **options).result
     first = toy.train(MGRAWA(prox=0.1), **options, steps=stop, out=tmp_path / "run").result
     assert first["steps"] == -(-stop // 6) * 6, "the run ends with the round in which it is long enough"
     resumed = toy.train(MGRAWA(prox=0.1), **options, out=tmp_path / "run", resume=True).result
     for key in ("params_sha256", "models", "bytes", "rounds", "samples", "simulated_seconds"):
-        assert resumed[key] == whole[key], key
-    assert steps_of(resumed) == steps_of(whole)
+        assert resumed[key] == undisturbed[key], key
+    assert steps_of(resumed) == steps_of(undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_events_stay_one_history_when_workers_have_taken_unequal_steps(tmp_path:
         events = [e for e in read_events(run) if e["event"] in ("step", "end")]
         return sorted((e["worker"], e["step"], e["rounds"], e["event"], e.get("loss", 0.0)) for e in events)
 
-    toy.train(MGRAWA(), **options, out=tmp_path / "whole")
+    toy.train(MGRAWA(), **options, out=tmp_path / "undisturbed")
     toy.train(MGRAWA(), **options | {"steps": 15, "keep": 9}, out=tmp_path / "run")
     os.rename(tmp_path / "run" / "checkpoints" / "step-15", tmp_path / "lost")
     toy.train(MGRAWA(), **options, out=tmp_path / "run", resume=True)
     resumed = {e["worker"]: e["step"] for e in read_events(tmp_path / "run") if e["event"] == "resume"}
     assert resumed[3] > resumed[0], resumed
-    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert lines(tmp_path / "run") == lines(tmp_path / "undisturbed")
 
 
 def test_checkpoints_every_so_many_steps_of_the_average_worker(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_two_runs_on_the_same_workers_do_not_share_a_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "words"),
+    ("sync", "reason"),
     [
         (AllReduce(), "must know before"),
         (MGDSGD(), "must know before"),
@@ -228,8 +228,8 @@ def test_two_runs_on_the_same_workers_do_not_share_a_count() -> None:
     ],
     ids=lambda v: str(v).split("(")[0],
 )
-def test_a_sync_that_must_know_before_is_refused(sync: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_a_sync_that_must_know_before_is_refused(sync: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
         toy.train(sync, period=TotalSteps(2))
 
 

@@ -18,7 +18,7 @@ from equipoise.signal.replay_view import ReplayView
 from . import models
 
 
-def seen(signal: eq.signal.Forward, model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> ReplayView:
+def view_of(signal: eq.signal.Forward, model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> ReplayView:
     model.zero_grad()
     for part in inputs.chunk(passes):
         with signal.watching(model, len(part)):
@@ -42,8 +42,8 @@ def test_products_and_sums_are_those_of_autograd(case: tuple[nn.Module, torch.Te
 def products_and_sums_are_those_of_autograd(model: nn.Module, inputs: torch.Tensor, passes: int) -> None:
     rows = models.gradients(model, inputs)
     signal = eq.signal.Forward().bind(Context(current_comm()))
-    view = seen(signal, model, inputs, passes)
-    # A sum of gradients, as S is: forward mode looks at the row of a padding word, whose gradient backward leaves out.
+    view = view_of(signal, model, inputs, passes)
+    # A sum of gradients, as S is: forward mode includes the row of a padding token, whose gradient backward omits.
     vector = torch.randn(6, dtype=torch.float64) @ rows
     torch.testing.assert_close(view.products(vector), rows @ vector, rtol=1e-9, atol=1e-10)
     assert view.gradient_is_sum
@@ -61,7 +61,7 @@ def products_and_sums_are_those_of_autograd(model: nn.Module, inputs: torch.Tens
 def test_signs_are_those_of_materialized_gradients_against_the_first_sum(case: tuple[nn.Module, torch.Tensor]) -> None:
     model, inputs = case
     rows = models.gradients(model, inputs)
-    view = seen(eq.signal.Forward().bind(Context(current_comm())), model, inputs)
+    view = view_of(eq.signal.Forward().bind(Context(current_comm())), model, inputs)
     terms = np.kron(np.eye(3), [[1.0, -1.0]])
     total = rows.T @ torch.tensor([0.3, -0.2, 0.1, 0.1, -0.3, 0.05], dtype=torch.float64)
     v = torch.from_numpy(terms) @ rows
@@ -79,7 +79,7 @@ def test_dropout_is_repeated_with_the_same_numbers() -> None:
     model = nn.Sequential(nn.Linear(7, 9), nn.Dropout(0.5), nn.Linear(9, 3)).double()
     inputs, signal = torch.randn(6, 7).double(), eq.signal.Forward().bind(Context(current_comm()))
     torch.manual_seed(5)
-    view = seen(signal, model, inputs)
+    view = view_of(signal, model, inputs)
     following = torch.rand(1)
     vector = torch.randn(view.dimension, dtype=torch.float64)
     products, sums = view.products(vector), view.zeros()
@@ -95,7 +95,7 @@ def test_dropout_is_repeated_with_the_same_numbers() -> None:
     assert torch.equal(torch.rand(1), following)
 
 
-def test_a_penalty_in_the_loss_is_noticed() -> None:
+def test_a_penalty_in_the_loss_is_detected() -> None:
     torch.manual_seed(0)
     model, inputs = nn.Linear(7, 3).double(), torch.randn(6, 7).double()
     signal = eq.signal.Forward().bind(Context(current_comm()))
@@ -109,7 +109,7 @@ def test_a_penalty_in_the_loss_is_noticed() -> None:
     torch.testing.assert_close(sums, models.gradients(model, inputs).sum(0), rtol=1e-9, atol=1e-10)
 
 
-def test_what_it_cannot_see_is_refused() -> None:
+def test_what_it_does_not_cover_is_refused() -> None:
     signal = eq.signal.Forward().bind(Context(current_comm()))
     with pytest.raises(UserError, match="mixes the examples"), signal.watching(nn.BatchNorm1d(3), 4):
         pass
