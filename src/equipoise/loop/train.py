@@ -63,7 +63,7 @@ def train(
     until: str | None = None,
     partition: Partition | None = None,
     order: Order | None = None,
-    batch: Batch | int | None = None,
+    batch: Batch | int | list[int] | None = None,
     period: Period | int | None = None,
     sync: Sync | None = None,
     test: Any = None,
