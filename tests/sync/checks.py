@@ -69,7 +69,7 @@ def costs_what_it_says(sync: Any, period: int = 1, sizes: tuple[int, ...] = (2, 
         def look(step: int, together: Any, x: np.ndarray, sums: Any = sums, size: int = size) -> None:
             comm, clock = together.comm, together.clock
             messages, bytes, rounds = sums.get(comm.rank, (0, 0, 0))
-            declared = together.sync.cost(len(x), 8, comm.rank, size, clock.due, rounds)
+            declared = together.sync.cost(together.sync.flat.size, comm.rank, size, clock.due, rounds)
             assert (comm.ledger.messages - messages, comm.ledger.bytes - bytes) == declared
             sums[comm.rank] = comm.ledger.messages, comm.ledger.bytes, clock.rounds
 

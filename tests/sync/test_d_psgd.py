@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DPSGD
 from equipoise.topology import OnePeer, Ring
 
@@ -65,7 +66,7 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_little_else() -> None:
     lr = 0.2 / problem.smoothness
     wide, narrow = (solve(problem, DPSGD(wire=wire), steps=60, lr=lr) for wire in ("", "bfloat16"))
     assert 0 < np.abs(wide - narrow).max() < 0.01
-    assert DPSGD(wire="bfloat16").cost(100, 4, 0, 5, True) == (2, 400)
+    assert DPSGD(wire="bfloat16").cost(ModelSize(100, 4), 0, 5, True) == (2, 400)
     costs_what_it_says(DPSGD(wire="bfloat16"), sizes=(5,))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DeFacto
 from equipoise.sync.defacto import distinct_eigenvalues, tree_sweeps
 from equipoise.topology import Exponential, Hypercube, OnePeer, Path, Random, Ring, Star, Topology
@@ -99,9 +100,11 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DeFacto().cost(100, 4, 0, 8, True) == (8, 3200)
-    assert DeFacto().cost(100, 4, 0, 8, False) == (0, 0)
-    assert DeFacto(Random()).cost(100, 4, 0, 40, True) == DeFacto(Random(), "tree").cost(100, 4, 0, 40, True)
+    assert DeFacto().cost(ModelSize(100, 4), 0, 8, True) == (8, 3200)
+    assert DeFacto().cost(ModelSize(100, 4), 0, 8, False) == (0, 0)
+    assert DeFacto(Random()).cost(ModelSize(100, 4), 0, 40, True) == DeFacto(Random(), factors="tree").cost(
+        ModelSize(100, 4), 0, 40, True
+    )
     for factors in ("spectral", "tree"):
         costs_what_it_says(DeFacto(factors=factors), period=2)
         goes_on_from_any_step(DeFacto(factors=factors), period=3)

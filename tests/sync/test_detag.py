@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DeTAG
 from equipoise.sync.accelerated import GossipPlan, etas
 from equipoise.topology import Exponential, OnePeer, Ring, Star
@@ -141,7 +142,7 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DeTAG().cost(100, 4, 0, 8, True) == (2, 1600)
+    assert DeTAG().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     costs_what_it_says(DeTAG(rounds=3))
     costs_what_it_says(DeTAG(Star(), rounds=3, overlap=True, wire="bfloat16"), sizes=(5,))
     for overlap in (False, True):

@@ -9,8 +9,9 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.comm.fused_reduction import pieces
+from equipoise.comm.fused_reduction import chunks
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.loop.attach import attach
 from equipoise.sync import DiLoCo, PeriodicAverage
 
@@ -67,7 +68,7 @@ def streamed(problem: Problem, sync: DiLoCo, lr: float, period: int, steps: int)
     """Fragments in turn, applied `delay` steps after they were sent, mixed with what workers did meanwhile."""
     x = np.zeros_like(problem.centres)
     z, u = x[0].copy(), np.zeros(x.shape[1])
-    parts = [slice(*p) for p in pieces(x.shape[1], sync.fragments)]
+    parts = [slice(*p) for p in chunks(x.shape[1], sync.fragments)]
     sent: tuple[int, slice, np.ndarray] | None = None
     turn = 0
 
@@ -105,8 +106,8 @@ def test_fragments_and_delays_are_their_equations(options: dict[str, Any]) -> No
 def test_every_fragment_has_its_turn_and_all_together_cost_one_model() -> None:
     whole, parts = (DiLoCo(fragments=p) for p in (1, 4))
     for rank in range(3):
-        cost = sum(parts.cost(103, 4, rank, 3, True, round)[1] for round in range(4))
-        assert abs(cost - whole.cost(103, 4, rank, 3, True)[1]) <= 4 * 4 * 3
+        cost = sum(parts.cost(ModelSize(103, 4), rank, 3, True, round)[1] for round in range(4))
+        assert abs(cost - whole.cost(ModelSize(103, 4), rank, 3, True)[1]) <= 4 * 4 * 3
     costs_what_it_says(DiLoCo(fragments=2), period=2, sizes=(2, 3))
 
 
@@ -119,7 +120,7 @@ def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
     same_on_processes(DiLoCo(delay=2, alpha=0.5), period=3, steps=11)
 
     def loop(comm: Comm) -> torch.Tensor:
-        model = nn.Linear(300, 300, bias=False)  # pieces go through shared memory, several to each peer under way
+        model = nn.Linear(300, 300, bias=False)  # chunks go through shared memory, several to each peer under way
         nn.init.constant_(model.weight, float(comm.rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with attach(model, optimizer, sync=DiLoCo(lr=1.0, momentum=0.0, delay=1), period=2):

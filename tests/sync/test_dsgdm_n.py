@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DPSGD, DSGDmN
 from equipoise.topology import Edges, OnePeer, Ring
 
@@ -64,7 +65,7 @@ def test_learns_with_momentum_and_adam() -> None:
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    assert DSGDmN().cost(100, 4, 0, 8, True) == (2, 800)
+    assert DSGDmN().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
     costs_what_it_says(DSGDmN(OnePeer()), period=2)
     costs_what_it_says(DSGDmN(wire="bfloat16"), sizes=(5,))
     goes_on_from_any_step(DSGDmN(), period=2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DSGT
 from equipoise.topology import Exponential, OnePeer, Ring
 
@@ -97,7 +98,7 @@ def test_health_in_the_result() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DSGT().cost(100, 4, 0, 8, True) == (2, 1600)
+    assert DSGT().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     costs_what_it_says(DSGT())
     costs_what_it_says(DSGT(wire="bfloat16"), sizes=(5,))
     goes_on_from_any_step(DSGT())

@@ -11,7 +11,7 @@ import torch
 import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.core.context import Context
-from equipoise.core.vector import Flat
+from equipoise.core.vector import Flat, ModelSize
 from equipoise.sync import EAMSGD, EASGD, NoSync
 
 from .checks import Layers, costs_what_it_says, follows, goes_on_from_any_step, same_on_processes, toy_sha
@@ -94,8 +94,8 @@ def test_centre_is_evaluated_and_goes_to_the_optimum_of_equal_workers() -> None:
 
 @pytest.mark.parametrize("sync", [EASGD(), EAMSGD()], ids=["easgd", "eamsgd"])
 def test_costs_resumes_and_runs_on_processes(sync: Any) -> None:
-    assert [sync.cost(100, 4, rank, 4, True) for rank in range(4)] == [(6, 600)] * 4
-    assert sync.cost(100, 4, 0, 4, False) == (0, 0)
+    assert [sync.cost(ModelSize(100, 4), rank, 4, True) for rank in range(4)] == [(6, 600)] * 4
+    assert sync.cost(ModelSize(100, 4), 0, 4, False) == (0, 0)
     costs_what_it_says(sync, period=2)
     goes_on_from_any_step(sync, period=2)
     same_on_processes(sync, period=2)

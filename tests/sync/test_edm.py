@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import EDM
 from equipoise.topology import Exponential, Hypercube, OnePeer, Ring
 
@@ -85,7 +86,7 @@ def test_adam_agrees_on_one_model() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert EDM().cost(100, 4, 0, 8, True) == (2, 800)
+    assert EDM().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
     costs_what_it_says(EDM())
     costs_what_it_says(EDM(wire="bfloat16"), sizes=(5,))
     goes_on_from_any_step(EDM())

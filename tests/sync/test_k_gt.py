@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import KGT, PeriodicAverage
 from equipoise.topology import Edges, Exponential, OnePeer, Ring
 
@@ -87,7 +88,7 @@ def test_corrections_sum_to_zero() -> None:
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    assert KGT().cost(100, 4, 0, 8, True) == (2, 1600)
+    assert KGT().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     costs_what_it_says(KGT(), period=3)
     costs_what_it_says(KGT(OnePeer(), wire="bfloat16"), sizes=(5,))
     goes_on_from_any_step(KGT(), period=3)

@@ -29,7 +29,7 @@ def rounds(
         bound = sync.bind(context)
         context.clock.batch = 1
         for loss in losses[comm.rank] or [math.nan]:
-            context.loss = loss
+            context.clock.loss = loss
             bound.before_step(flat.x, None)
         flat.x.copy_(torch.from_numpy(models[comm.rank]))
         bills = []
@@ -38,7 +38,7 @@ def rounds(
             bound.after_step(flat.x)
             after = comm.ledger.state_dict()
             sent = after["messages"] - before["messages"], after["bytes"] - before["bytes"]
-            assert sent == bound.cost(len(flat.x), 8, comm.rank, comm.size, True, number)
+            assert sent == bound.cost(flat.size, comm.rank, comm.size, True, number)
             bills.append(sent)
         return {"x": flat.x.numpy(), "leader": bound.leader, "bills": bills, "centre": bound.centre().numpy()}
 

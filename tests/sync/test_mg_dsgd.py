@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import MGDSGD
 from equipoise.sync.accelerated import etas
 from equipoise.topology import Exponential, OnePeer, Ring
@@ -56,7 +57,7 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert MGDSGD().cost(100, 4, 0, 8, True) == (6, 2400)
+    assert MGDSGD().cost(ModelSize(100, 4), 0, 8, True) == (6, 2400)
     costs_what_it_says(MGDSGD(rounds=3), period=2)
     costs_what_it_says(MGDSGD(gossip="chebyshev", wire="bfloat16"), period=2, sizes=(5,))
     goes_on_from_any_step(MGDSGD(rounds=3), period=3)

@@ -13,6 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
+from equipoise.core.vector import ModelSize
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
@@ -190,6 +191,6 @@ def test_every_source_resumes_to_the_same_bits(source: str, tmp_path: Any) -> No
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert MGRAWA().cost(99, 4, 0, 4, True) == (6, 600)
+    assert MGRAWA().cost(ModelSize(99, 4), 0, 4, True) == (6, 600)
     costs_what_it_says(MGRAWA(), period=2)
     same_on_processes(MGRAWA(prox=0.1), period=2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DSGDmN, QGDSGDm
 from equipoise.topology import Edges, OnePeer, Ring
 
@@ -79,7 +80,7 @@ def test_learns_with_adam() -> None:
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    assert QGDSGDm().cost(100, 4, 0, 8, True) == (2, 800)
+    assert QGDSGDm().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
     costs_what_it_says(QGDSGDm(OnePeer()), period=2)
     costs_what_it_says(QGDSGDm(wire="bfloat16"), sizes=(5,))
     goes_on_from_any_step(QGDSGDm(), period=3)

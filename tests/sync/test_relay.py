@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.vector import ModelSize
 from equipoise.loop.attach import attach
 from equipoise.sync import RelaySGD
 from equipoise.sync.relay import spanning_tree
@@ -104,8 +105,8 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert RelaySGD(Path()).cost(100, 4, 0, 8, True) == (1, 400)
-    assert RelaySGD(Path()).cost(100, 4, 3, 8, True) == (2, 800)
+    assert RelaySGD(Path()).cost(ModelSize(100, 4), 0, 8, True) == (1, 400)
+    assert RelaySGD(Path()).cost(ModelSize(100, 4), 3, 8, True) == (2, 800)
     costs_what_it_says(RelaySGD())
     costs_what_it_says(RelaySGD(Star()), period=2)
     goes_on_from_any_step(RelaySGD(), period=2)

@@ -8,6 +8,8 @@ import torch
 
 import equipoise as eq
 from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Flat, ModelSize
 from equipoise.sync import SGP
 from equipoise.topology import Edges, Exponential, OnePeer, Star
 
@@ -80,16 +82,15 @@ def test_health_and_refusals() -> None:
     refuses(SGP(Edges(links=[(0, 1), (1, 2)], directed=True)), "not strongly connected", workers=3)
 
     def loop(comm: Any) -> None:
-        context = Context(comm)
-        context.flat = eq.vector.Flat(torch.nn.Linear(2, 1))
+        context = Context(comm, flat=Flat(torch.nn.Linear(2, 1)))
         SGP(OnePeer() if comm.rank else Star()).bind(context)
 
-    with pytest.raises(eq.errors.UserError, match="disagree on the graph"):
+    with pytest.raises(UserError, match="disagree on the graph"):
         eq.spawn(loop, 4, virtual=True)
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert SGP().cost(100, 4, 0, 8, True) == (1, 404)
+    assert SGP().cost(ModelSize(100, 4), 0, 8, True) == (1, 404)
     costs_what_it_says(SGP())
     costs_what_it_says(SGP(Star()), period=2)
     goes_on_from_any_step(SGP(Edges(links=[(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)), period=2)

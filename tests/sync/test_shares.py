@@ -15,7 +15,7 @@ from equipoise.comm.base import Comm
 from equipoise.core.errors import UserError
 from equipoise.loop.attach import attach
 from equipoise.sync.matcha import MATCHA
-from equipoise.sync.mixing import Wires, mixing_gap, symmetrised, weighted
+from equipoise.sync.mixing import RoundLinks, mixing_gap, symmetrised, weighted
 from equipoise.topology import Complete, Edges, Hypercube, Matching, OnePeer, Path, Ring, Star, Topology, Torus
 
 from .checks import mild
@@ -43,8 +43,8 @@ OTHERS = [S.SGP(), S.MGDSGD()]
 def matrix(topology: Topology, shares: list[float], round: int) -> np.ndarray:
     found = np.zeros((topology.size, topology.size))
     for rank in range(topology.size):
-        wires = Wires(topology.keeps(round, rank), topology.neighbours(round, rank), [])
-        keeps, sources, _ = weighted(wires, rank, shares)
+        links = RoundLinks(topology.keeps(round, rank), topology.neighbours(round, rank), [])
+        keeps, sources, _ = weighted(links, rank, shares)
         found[rank, rank] = keeps
         for peer, weight in sources:
             found[rank, peer] = weight
@@ -121,9 +121,9 @@ def stationary_distribution_is_the_shares(topology: Topology, size: int) -> None
 
 
 def test_equal_shares_leave_the_weights_alone() -> None:
-    wires = Wires(0.3, [(1, 0.35), (2, 0.35)], [1, 2])
-    assert weighted(wires, 0, []) == wires
-    assert weighted(wires, 0, [1 / 3] * 3).sources == wires.sources
+    links = RoundLinks(0.3, [(1, 0.35), (2, 0.35)], [1, 2])
+    assert weighted(links, 0, []) == links
+    assert weighted(links, 0, [1 / 3] * 3).sources == links.sources
 
 
 @pytest.mark.parametrize("sync", [*AVERAGING, *EXACT, *PULLS, *OTHERS], ids=repr)
