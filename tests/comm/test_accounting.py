@@ -106,6 +106,6 @@ def test_seconds_are_real_without_a_cluster(virtual: bool, tmp_path: Path) -> No
 
 
 def test_the_last_to_come_tells_waiting_from_the_way() -> None:
-    ledger = Ledger(communicate=5.0, unsorted=3.0)
+    ledger = Ledger(communicate=5.0, unattributed=3.0)
     ledger.attribute_wait(1.0)
-    assert (ledger.wait, ledger.communicate, ledger.unsorted) == (2.0, 3.0, 0.0)
+    assert (ledger.wait, ledger.communicate, ledger.unattributed) == (2.0, 3.0, 0.0)

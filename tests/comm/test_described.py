@@ -13,6 +13,7 @@ import torch
 import equipoise as eq
 from equipoise.comm.measure_links import measure_links, round_robin_pairs, summarised
 from equipoise.core.errors import UserError
+from equipoise.core.toml import read_toml
 from equipoise.launch.start import spawn
 from equipoise.simulate.cluster import PAYLOAD, Cluster, Link, Traffic
 from equipoise.simulate.failures import FailureModel
@@ -127,7 +128,7 @@ def test_a_cluster_comes_back_from_its_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         cluster.save(tmp_path / "none" / "c.toml")
     perfect = Cluster([5.0])
-    assert Cluster.from_dict(eq.recipe.read_toml(_written(tmp_path, perfect))) == perfect
+    assert Cluster.from_dict(read_toml(_written(tmp_path, perfect))) == perfect
 
 
 def _written(folder: Path, cluster: Cluster) -> Path:

@@ -208,7 +208,7 @@ def test_a_hung_worker_is_named_by_a_neighbour_that_waits_for_its_message() -> N
 
 
 def test_the_first_to_give_up_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker 2 waits from the start, worker 0 comes later and then misses worker 2, which has left: worker 1 is to blame."""
+    """Worker 2 waits from the start, worker 0 comes later and then misses worker 2, which has left; worker 1 hangs."""
     monkeypatch.setattr(local, "_GRACE", 2.0)  # time enough for worker 0 to blame worker 2
 
     def work(comm: Any) -> None:

@@ -1,4 +1,4 @@
-"""What torchrun starts: processes that know each other by environment variables alone. Forked here, to save the imports."""
+"""Processes started by torchrun know each other by environment variables alone. Forked here, to save the imports."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def test_tracker_keeps_the_mean_of_the_gradients() -> None:
 def test_model_and_tracker_are_one_message_without_packing() -> None:
     def look(step: int, together: Any, x: np.ndarray) -> None:
         sync, flat = together.sync, together.flat
-        assert flat.x.data_ptr() == sync.both.data_ptr()
-        assert together.model.weight.data_ptr() == sync.both.data_ptr()
+        assert flat.x.data_ptr() == sync.joint.buffer.data_ptr()
+        assert together.model.weight.data_ptr() == sync.joint.buffer.data_ptr()
         assert together.comm.ledger.messages == 2 * (step + 1)
 
     solve(Problem.make(4), DSGT(), steps=3, lr=0.02, look=look)

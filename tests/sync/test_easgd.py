@@ -50,7 +50,7 @@ def test_a_round_conserves_the_sum_of_workers_and_centre(pull: float) -> None:
         flat = Flat(Layers((4,)))
         bound = EASGD(pull=pull).bind(Context(comm, flat=flat))
         bound.before_step(flat.x, None)
-        bound.middle = torch.arange(4.0, dtype=torch.float64)
+        bound.centre_model = torch.arange(4.0, dtype=torch.float64)
         flat.x.copy_(torch.from_numpy(models[comm.rank]))
         for _ in range(7):
             bound.after_step(flat.x)

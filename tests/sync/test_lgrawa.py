@@ -30,7 +30,7 @@ def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
                 optimizer.step()
             assert together.sync.levelled == len(list(model.parameters())) == 4
             assert together.comm.ledger.messages == 2 * 2 * 3  # two rounds, one collective each
-            shares.append(together.sync.own.numpy())
+            shares.append(together.sync.own_weights.numpy())
 
     eq.spawn(loop, 4, virtual=True)
     table = np.stack(shares)

@@ -97,7 +97,7 @@ def test_a_model_that_is_not_finite_never_leads_and_is_not_spread() -> None:
 
 def test_a_user_s_loop_must_tell_the_loss() -> None:
     with pytest.raises(UserError, match=r"together\.loss = loss\.item"):
-        solve(Problem.make(2), LSGD(), steps=1, lr=0.1, tell=False)
+        solve(Problem.make(2), LSGD(), steps=1, lr=0.1, report_loss=False)
 
     problem = Problem.make(4)
 

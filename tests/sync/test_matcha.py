@@ -135,7 +135,7 @@ def test_draws_are_unions_of_matchings_within_the_budget() -> None:
 
 
 def matrices(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
-    plan, x = MATCHA(Ring(), 0.5, 3).planned(8), np.zeros_like(problem.centres)
+    plan, x = MATCHA(Ring(), budget=0.5, seed=3).planned(8), np.zeros_like(problem.centres)
     path = []
     for round in range(steps):
         links = {(a, b) for a, peers in enumerate(drawn(plan, 3, round, 8)) for b in peers if a < b}
@@ -148,7 +148,7 @@ def matrices(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
 
 
 def test_is_its_equations() -> None:
-    follows(MATCHA(Ring(), 0.5, 3), matrices, 24)
+    follows(MATCHA(Ring(), budget=0.5, seed=3), matrices, 24)
 
 
 def test_bias_halves_with_the_step() -> None:

@@ -18,7 +18,7 @@ from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 from equipoise.sync import MGRAWA
-from equipoise.sync.norms import norms_of
+from equipoise.sync.gradient_norms import norms_of
 
 from ..contract import toy
 from .checks import costs_what_it_says, same_on_processes
@@ -139,17 +139,17 @@ def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse(
 @pytest.mark.parametrize(("source", "steps"), [("train", 4), ("last", 1)])
 def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A norm takes a few per cent of a small step; in the first round nobody knows yet when it ends."""
-    from equipoise.sync import norms
+    from equipoise.sync import gradient_norms
 
     seen: list[int] = []
-    real = norms.norms_of
+    real = gradient_norms.norms_of
 
     def counted(tensors: Any) -> torch.Tensor:
         seen.append(1 + current[0].step)
         return real(tensors)
 
     current: list[Any] = [None]
-    monkeypatch.setattr(norms, "norms_of", counted)
+    monkeypatch.setattr(gradient_norms, "norms_of", counted)
 
     def loop(comm: Comm) -> None:
         worker = Worker(dataclasses.replace(job(MGRAWA(source=source)), period=eq.period.Every(10)), comm)

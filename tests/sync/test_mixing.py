@@ -75,7 +75,7 @@ def test_a_dropped_round_never_was() -> None:
         x = torch.full((3,), float(comm.rank))
         mixing.begin(x)
         mixing.drop()
-        assert not mixing.under_way
+        assert not mixing.in_flight
         assert (comm.ledger.messages, comm.ledger.bytes, mixing.context.clock.rounds) == (0, 0, 0)
         mixing.mix(x)
         assert (comm.ledger.messages, comm.ledger.bytes, mixing.context.clock.rounds) == (2, 24, 1)

@@ -57,7 +57,7 @@ def test_local_steps_are_their_equations() -> None:
 
 @pytest.mark.parametrize("weights", ["size", "uniform", "samples"])
 def test_weights(weights: str) -> None:
-    """Worker r holds the value r, a share of (1, 2, 3) / 6 of the data, and has taken (5, 0, 15) samples in the round."""
+    """Worker r holds the value r, a share of (1, 2, 3) / 6 of the data, and has consumed (5, 0, 15) samples."""
     samples = [5, 0, 15]
 
     def loop(comm: Comm) -> list[float]:
