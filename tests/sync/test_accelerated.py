@@ -125,7 +125,7 @@ def test_one_round_may_amplify_and_is_refused() -> None:
         found = np.abs(polynomial(spectrum(lazy), etas("accelerated", lazy.rate(), 1))).max()
         assert found == pytest.approx((2 - r) * r, abs=1e-12)
         assert found < 1
-    with pytest.raises(UserError, match="leave out rounds"):  # does not amplify, but no method wants it either
+    with pytest.raises(UserError, match="omit rounds"):  # does not amplify, but no method wants it either
         GossipPlan.make(Ring().on(8), "accelerated", 1, "DeTAG")
     assert GossipPlan.make(Ring().on(32), "plain", 1, "DeTAG").etas == (0.0,)
     assert GossipPlan.make(Ring().on(32), "chebyshev", 1, "DeTAG").etas == (0.0,)
@@ -161,7 +161,7 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 def test_workers_compute_the_matrix_polynomial(kind: str, rounds: int) -> None:
     vectors = np.random.default_rng(0).standard_normal((5, 3))
     graph = Ring().on(5)
-    plan = GossipPlan.make(graph, kind, rounds, "MG-DSGD")
+    plan = GossipPlan.make(graph, kind, rounds, "MGDSGD")
 
     def loop(comm: Comm) -> np.ndarray:
         z = torch.from_numpy(vectors[comm.rank].copy())

@@ -136,4 +136,4 @@ def test_costs_resumes_refuses_and_runs_on_processes() -> None:
     goes_on_from_any_step(ADPSGD())
     goes_on_from_any_step(ADPSGD(), period=3)
     same_on_processes(ADPSGD())
-    refuses(ADPSGD(Exponential()), "both ways")
+    refuses(ADPSGD(Exponential()), "undirected graph")

@@ -141,7 +141,7 @@ def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="delay=1"):
         DiLoCo(alpha=0.5)
-    with pytest.raises(UserError, match="whole model"):
+    with pytest.raises(UserError, match="complete model"):
         DiLoCo(fragments=2, state="average")
     with pytest.raises(UserError, match="shorter than the period"):
         solve(Problem.make(2), DiLoCo(delay=3), steps=9, lr=0.1, period=2)

@@ -28,7 +28,7 @@ def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(toy.INPUTS[part]), toy.TARGETS[part]).backward()
                 optimizer.step()
-            assert together.sync.levelled == len(list(model.parameters())) == 4
+            assert together.sync.num_weights == len(list(model.parameters())) == 4
             assert together.comm.ledger.messages == 2 * 2 * 3  # two rounds, one collective each
             shares.append(together.sync.own_weights.numpy())
 

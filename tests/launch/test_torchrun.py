@@ -34,13 +34,13 @@ def under_torchrun(function: Any) -> list[Any]:
         children.append(child)
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     try:
-        found = []
+        outcomes = []
         for pipe in pipes:
             assert pipe.poll(60), "a process does not answer"
-            found.append(pickle.loads(pipe.recv_bytes()))
-        for problem, _ in found:
-            assert problem is None, problem
-        return [value for _, value in found]
+            outcomes.append(pickle.loads(pipe.recv_bytes()))
+        for error, _ in outcomes:
+            assert error is None, error
+        return [value for _, value in outcomes]
     finally:
         for child in children:
             child.kill()

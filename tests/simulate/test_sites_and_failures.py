@@ -1,4 +1,4 @@
-"""Sites, jitter, failures: what a file says, what it costs, and that chance repeats itself."""
+"""Sites, jitter and failures of described clusters: files, the time they cost, and reproducible draws."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.comm.measure_links import measure_links, round_robin_pairs, summarised
 from equipoise.core.errors import UserError
 from equipoise.core.toml import read_toml
 from equipoise.launch.start import spawn
@@ -106,7 +105,7 @@ def test_workers_that_are_impossible(worker: dict[str, Any], words: str) -> None
         ({"between": {(0, 2): Link()}}, "they are 0 to 1"),
     ],
 )
-def test_nonsense_in_python(how: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_in_python(how: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Cluster([1.0, 1.0], **how)
 
@@ -128,16 +127,12 @@ def test_a_cluster_comes_back_from_its_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         cluster.save(tmp_path / "none" / "c.toml")
     perfect = Cluster([5.0])
-    assert Cluster.from_dict(read_toml(_written(tmp_path, perfect))) == perfect
+    perfect.save(tmp_path / "p.toml")
+    assert Cluster.from_dict(read_toml(tmp_path / "p.toml")) == perfect
 
 
-def _written(folder: Path, cluster: Cluster) -> Path:
-    cluster.save(folder / "p.toml")
-    return folder / "p.toml"
-
-
-# -- chance -------------------------------------------------------------------------------------------------------
-def test_jitter_has_mean_one_and_its_deviation_and_follows_from_the_step_alone() -> None:
+# -- jitter and failures -------------------------------------------------------------------------------------------------------
+def test_jitter_has_mean_one_and_its_deviation_and_depends_on_the_step_alone() -> None:
     cluster = Cluster([1.0] * 2, jitter=[0.0, 0.3])
     assert FailureModel(cluster, 0, 5).factor(17) == 1.0
     one = FailureModel(cluster, 1, 5)
@@ -148,15 +143,15 @@ def test_jitter_has_mean_one_and_its_deviation_and_follows_from_the_step_alone()
     assert FailureModel(cluster, 1, 6).factor(3) != factors[3]
 
 
-def test_failures_are_a_poisson_process_that_can_be_asked_for_any_time() -> None:
+def test_failures_are_a_poisson_process_and_any_interval_can_be_queried() -> None:
     cluster = Cluster([1.0], failures_per_hour=6.0)
-    chance = FailureModel(cluster, 0, 1)
-    counts = [chance.failures(600.0 * k, 600.0 * (k + 1)) for k in range(4000)]
+    model = FailureModel(cluster, 0, 1)
+    counts = [model.count(600.0 * k, 600.0 * (k + 1)) for k in range(4000)]
     assert np.mean(counts) == pytest.approx(1.0, abs=4 / math.sqrt(4000))
     assert np.var(counts) == pytest.approx(1.0, abs=0.1)
     other = FailureModel(cluster, 0, 1)
-    assert other.failures(600.0 * 100, 600.0 * 101) == counts[100]
-    assert other.failures(0.0, 600.0 * 4000) == sum(counts)
+    assert other.count(600.0 * 100, 600.0 * 101) == counts[100]
+    assert other.count(0.0, 600.0 * 4000) == sum(counts)
 
 
 def test_a_failure_takes_its_worker_away_and_the_others_wait() -> None:
@@ -185,7 +180,7 @@ def train(out: Path, epochs: int, **how: Any) -> dict[str, Any]:
     return run.result
 
 
-def test_chance_is_resumed_and_differs_from_seed_to_seed(tmp_path: Path) -> None:
+def test_jitter_and_failures_are_resumed_and_depend_on_the_seed(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 3)
     train(tmp_path / "parts", 1)
     parts = train(tmp_path / "parts", 3, resume=True)
@@ -196,25 +191,3 @@ def test_chance_is_resumed_and_differs_from_seed_to_seed(tmp_path: Path) -> None
     assert sum(row["failures"] for row in whole["workers"]) > 0
     assert train(tmp_path / "again", 3)["simulated_seconds"] == whole["simulated_seconds"]
     assert train(tmp_path / "other", 3, seed=1)["simulated_seconds"] != whole["simulated_seconds"]
-
-
-# -- measuring ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("size", range(1, 10))
-def test_everybody_meets_everybody_once_and_one_at_a_time(size: int) -> None:
-    rounds = round_robin_pairs(size)
-    pairs = [pair for games in rounds for pair in games]
-    assert sorted(pairs) == [(a, b) for a in range(size) for b in range(a + 1, size)]
-    assert all(len({w for pair in games for w in pair}) == 2 * len(games) for games in rounds)
-
-
-def test_links_of_processes_are_measured_alike_on_all() -> None:
-    found = spawn(measure_links, 3, timeout=60.0)
-    assert found[0] == found[1] == found[2]
-    assert set(found[0]) == {(0, 1), (0, 2), (1, 2)}
-    assert all(1e7 < link.bandwidth < 1e13 and 0 < link.latency < 1.0 for link in found[0].values())
-
-
-def test_links_that_are_alike_become_one() -> None:
-    usual, others = summarised({(0, 1): Link(1e9, 1e-3), (0, 2): Link(1.1e9, 1.1e-3), (1, 2): Link(1e7, 1e-3)})
-    assert usual == Link(1e9, 1e-3)
-    assert others == {(1, 2): Link(1e7, 1e-3)}
