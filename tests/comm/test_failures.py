@@ -1,4 +1,4 @@
-"""A worker that raises, dies, hangs or goes its own way is named, and nobody is left behind."""
+"""A worker that raises, dies, hangs or makes other calls is named, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_worker_that_raises_is_named(virtual: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("error", [UserError("pass --this"), CheckpointError("mend that")])
+@pytest.mark.parametrize("error", [UserError("pass --this"), CheckpointError("fix that")])
 def test_an_error_for_the_user_arrives_as_it_is(error: UserError, virtual: bool) -> None:
     def work(comm: Any) -> None:
         comm.sum(torch.ones(1))
@@ -235,7 +235,7 @@ def test_a_worker_that_ends_too_early_is_named(virtual: bool) -> None:
         run(work, 3, virtual, timeout=1.5)
 
 
-def test_virtual_workers_that_wait_for_each_other_for_ever() -> None:
+def test_a_deadlock_of_virtual_workers_is_reported() -> None:
     def work(comm: Any) -> None:
         comm.step = 5
         if comm.rank == 0:

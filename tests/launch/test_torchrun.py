@@ -79,7 +79,7 @@ def test_launch_uses_the_processes_that_are_there_again_and_again() -> None:
 
     both = under_torchrun(twice)
     for turn in range(2):
-        rows = [found[turn] for found in both]
+        rows = [each[turn] for each in both]
         assert [len(r) for r in rows] == [1, 1], "each process has its own worker's result"
         assert [r[0][:4] for r in rows] == [(rank, 2, False, [2.0, 2.0]) for rank in range(2)]
         assert sorted(r[0][4] for r in rows) == [1, 2]
@@ -115,10 +115,14 @@ def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
         run = train(steps=5, out=tmp_path / "run", resume=True)
         return run.result["params_sha256"], run.result["steps"], [p.tolist() for p in run.model.parameters()]
 
-    found = under_torchrun(loop)
-    assert found[0] == found[1]
-    whole = train(steps=5, workers=2)
-    assert found[0] == (whole.result["params_sha256"], 5, [p.tolist() for p in whole.model.parameters()])
+    outcomes = under_torchrun(loop)
+    assert outcomes[0] == outcomes[1]
+    uninterrupted = train(steps=5, workers=2)
+    assert outcomes[0] == (
+        uninterrupted.result["params_sha256"],
+        5,
+        [p.tolist() for p in uninterrupted.model.parameters()],
+    )
 
 
 def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

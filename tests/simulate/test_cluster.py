@@ -82,7 +82,7 @@ def test_durations_that_are_none(text: Any) -> None:
 
 
 # -- files --------------------------------------------------------------------------------------------------------
-def test_a_whole_description() -> None:
+def test_a_complete_description() -> None:
     cluster = Cluster.from_dict(
         {
             "examples_per_second": 500,
@@ -160,7 +160,7 @@ def test_a_file(tmp_path: Path) -> None:
         ({"workers": TWO, "links": {"between": [{"workers": 3}]}}, r"give workers = \[a, b"),
     ],
 )
-def test_nonsense_is_refused_by_name(table: dict[str, Any], words: str) -> None:
+def test_invalid_entries_are_refused_by_name(table: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Cluster.from_dict(table)
 

@@ -131,7 +131,7 @@ def test_a_cluster_comes_back_from_its_file(tmp_path: Path) -> None:
     assert Cluster.from_dict(read_toml(tmp_path / "p.toml")) == perfect
 
 
-# -- jitter and failures -------------------------------------------------------------------------------------------------------
+# -- jitter and failures ----------------------------------------------------------------------------------------------
 def test_jitter_has_mean_one_and_its_deviation_and_depends_on_the_step_alone() -> None:
     cluster = Cluster([1.0] * 2, jitter=[0.0, 0.3])
     assert FailureModel(cluster, 0, 5).factor(17) == 1.0
@@ -181,13 +181,13 @@ def train(out: Path, epochs: int, **how: Any) -> dict[str, Any]:
 
 
 def test_jitter_and_failures_are_resumed_and_depend_on_the_seed(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", 3)
+    uninterrupted = train(tmp_path / "uninterrupted", 3)
     train(tmp_path / "parts", 1)
     parts = train(tmp_path / "parts", 3, resume=True)
     names = ("simulated_seconds", "compute", "wait", "communicate", "failures")
-    for one, other in zip(whole["workers"], parts["workers"], strict=True):
+    for one, other in zip(uninterrupted["workers"], parts["workers"], strict=True):
         assert [one[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-12)
         assert one["compute"] + one["wait"] + one["communicate"] == pytest.approx(one["simulated_seconds"], rel=1e-12)
-    assert sum(row["failures"] for row in whole["workers"]) > 0
-    assert train(tmp_path / "again", 3)["simulated_seconds"] == whole["simulated_seconds"]
-    assert train(tmp_path / "other", 3, seed=1)["simulated_seconds"] != whole["simulated_seconds"]
+    assert sum(row["failures"] for row in uninterrupted["workers"]) > 0
+    assert train(tmp_path / "again", 3)["simulated_seconds"] == uninterrupted["simulated_seconds"]
+    assert train(tmp_path / "other", 3, seed=1)["simulated_seconds"] != uninterrupted["simulated_seconds"]

@@ -104,14 +104,14 @@ def goes_on_from_any_step(sync: Any, period: int = 1, steps: int = 9, stops: tup
                     together.sync.finish()
             return state
 
-        whole, resumed = run(steps), None
+        uninterrupted, resumed = run(steps), None
         for stop in (*stops, steps):
             resumed = run(stop, resumed)
-        assert torch.equal(resumed[0]["weight"], whole[0]["weight"])
-        assert resumed[2]["clock"] == whole[2]["clock"]
+        assert torch.equal(resumed[0]["weight"], uninterrupted[0]["weight"])
+        assert resumed[2]["clock"] == uninterrupted[2]["clock"]
         for count in ("messages", "bytes"):
-            assert resumed[2]["ledger"][count] == whole[2]["ledger"][count]
-        for name, value in whole[2]["sync"].items():
+            assert resumed[2]["ledger"][count] == uninterrupted[2]["ledger"][count]
+        for name, value in uninterrupted[2]["sync"].items():
             other = resumed[2]["sync"][name]
             assert torch.equal(other, value) if isinstance(value, torch.Tensor) else other == value, name
 

@@ -105,7 +105,7 @@ def simulated_seconds(sync: Any) -> float:
     return max(eq.spawn(loop, 4, virtual=True, cluster=Cluster([10.0] * 4, Link(latency=0.09))))
 
 
-def test_messages_travel_while_everybody_computes() -> None:
+def test_communication_overlaps_with_computation() -> None:
     assert simulated_seconds(ADPSGD()) == pytest.approx(20 * 0.1, abs=0.1)  # the end may wait for the last message
     assert simulated_seconds(DPSGD()) > 20 * 0.18
 

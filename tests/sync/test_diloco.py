@@ -104,14 +104,14 @@ def test_fragments_and_delays_are_their_equations(options: dict[str, Any]) -> No
 
 
 def test_every_fragment_has_its_turn_and_all_together_cost_one_model() -> None:
-    whole, parts = (DiLoCo(fragments=p) for p in (1, 4))
+    complete, parts = (DiLoCo(fragments=p) for p in (1, 4))
     for rank in range(3):
         cost = sum(parts.cost(ModelSize(103, 4), rank, 3, True, round)[1] for round in range(4))
-        assert abs(cost - whole.cost(ModelSize(103, 4), rank, 3, True)[1]) <= 4 * 4 * 3
+        assert abs(cost - complete.cost(ModelSize(103, 4), rank, 3, True)[1]) <= 4 * 4 * 3
     costs_what_it_says(DiLoCo(fragments=2), period=2, sizes=(2, 3))
 
 
-def test_what_is_under_way_survives_a_checkpoint() -> None:
+def test_a_message_in_flight_survives_a_checkpoint() -> None:
     for options in ({"delay": 2, "alpha": 0.5}, {"delay": 1, "fragments": 2}, {"fragments": 2, "weights": "samples"}):
         goes_on_from_any_step(DiLoCo(**options), period=3, steps=14, stops=(3, 4, 6, 8, 10))
 
@@ -138,7 +138,7 @@ def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
         assert torch.equal(kept, torch.full((300, 300), 2.5))
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UserError, match="delay=1"):
         DiLoCo(alpha=0.5)
     with pytest.raises(UserError, match="complete model"):

@@ -1,4 +1,4 @@
-"""LGRAWA in whole runs."""
+"""LGRAWA in complete runs."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_layer_without_a_gradient_is_averaged() -> None:
             optimizer.step()
         return model[1].weight.detach().numpy()
 
-    for found in eq.spawn(loop, 3, virtual=True):
-        np.testing.assert_allclose(found, np.ones((1, 3)), atol=1e-12)
+    for sums in eq.spawn(loop, 3, virtual=True):
+        np.testing.assert_allclose(sums, np.ones((1, 3)), atol=1e-12)
 
 
 def test_is_another_method_than_mgrawa_in_a_run() -> None:

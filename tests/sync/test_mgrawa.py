@@ -1,4 +1,4 @@
-"""MGRAWA in whole runs: where norms come from, and what the method does with them."""
+"""MGRAWA in complete runs: where norms come from, and what the method does with them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse(
 
 @pytest.mark.parametrize(("source", "steps"), [("train", 4), ("last", 1)])
 def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm takes a few per cent of a small step; in the first round nobody knows yet when it ends."""
+    """A norm takes a few per cent of a small step; in the first round its length is not known yet."""
     from equipoise.sync import gradient_norms
 
     seen: list[int] = []
@@ -157,7 +157,7 @@ def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, mon
             if worker.position.steps_left == 0:
                 worker.clock.epoch += 1
                 worker.position.begin(worker.clock.epoch)
-            current[0] = worker.clock  # of whoever runs: workers hand over at rounds only
+            current[0] = worker.clock  # of the running worker: workers hand over at rounds only
             worker.step()
 
     eq.spawn(loop, 2, virtual=True)
@@ -182,12 +182,12 @@ def test_proximity_between_rounds_keeps_workers_nearer() -> None:
 def test_every_source_resumes_to_the_same_bits(source: str, tmp_path: Any) -> None:
     sync = MGRAWA(source=source, debias=source == "fresh", prox=0.1)
     options: dict[str, Any] = {"period": 3}
-    whole = toy.train(sync, **options).result
+    uninterrupted = toy.train(sync, **options).result
     toy.train(sync, **options, steps=5, out=tmp_path / "run")
     toy.train(sync, **options, steps=12, out=tmp_path / "run", resume=True)
     resumed = toy.train(sync, **options, out=tmp_path / "run", resume=True).result
     for key in ("params_sha256", "rounds", "models", "health"):
-        assert resumed[key] == whole[key], key
+        assert resumed[key] == uninterrupted[key], key
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:

@@ -63,7 +63,7 @@ def test_weights(weights: str) -> None:
     def loop(comm: Comm) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        found = []
+        weights = []
         with attach(model, optimizer, sync=PeriodicAverage(weights), period=2, share=(comm.rank + 1) / 6) as together:
             for step in range(4):
                 with torch.no_grad():
@@ -71,8 +71,8 @@ def test_weights(weights: str) -> None:
                 model.weight.grad = torch.zeros_like(model.weight)
                 together.batch = samples[comm.rank] if step == 1 else 0 if step < 2 else 7
                 optimizer.step()
-                found.append(model.weight.item())
-        return found
+                weights.append(model.weight.item())
+        return weights
 
     first = {"size": 8 / 6, "uniform": 1.0, "samples": 30 / 20}[weights]
     second = {"size": 8 / 6, "uniform": 1.0, "samples": 1.0}[weights]
@@ -136,11 +136,11 @@ def test_resumes_with_momentum_and_samples_in_the_middle_of_a_round(tmp_path: Pa
     for state in ("average", "reset"):
         sync = PeriodicAverage("samples", state)
         chosen = {"period": 4, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "batch": [2, 4, 8, 16]}
-        whole = toy.train(sync, steps=10, **chosen).result
+        uninterrupted = toy.train(sync, steps=10, **chosen).result
         toy.train(sync, steps=6, out=tmp_path / state, **chosen)
         resumed = toy.train(sync, steps=10, out=tmp_path / state, resume=True, **chosen).result
         for key in ("params_sha256", "bytes", "samples", "consensus"):
-            assert resumed[key] == whole[key]
+            assert resumed[key] == uninterrupted[key]
 
 
 def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
         assert watched[key] == plain[key]
     assert plain["consensus"] == 0.0, "30 steps end with a round"
     assert toy.train(PeriodicAverage(), period=5, steps=28).result["consensus"] > 0, (
-        "and 28 do not: nobody was synchronised"
+        "and 28 do not: the workers were not synchronised"
     )
 
 

@@ -82,7 +82,7 @@ def test_trees_span_the_graph(topology: Any) -> None:
         assert sum(map(len, tree.links)) == 2 * (size - 1), size
         for rank, links in enumerate(tree.links):
             assert set(links) <= {peer for peer, _ in bound.neighbours(0, rank)}, size
-            assert 1 + sum(links.values()) == size, "everybody is behind exactly one neighbour"
+            assert 1 + sum(links.values()) == size, "every worker is reached through exactly one neighbour"
             assert all(tree.links[peer][rank] == size - behind for peer, behind in links.items()), size
 
 

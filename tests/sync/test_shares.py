@@ -41,14 +41,14 @@ OTHERS = [S.SGP(), S.MGDSGD()]
 
 
 def matrix(topology: Topology, shares: list[float], round: int) -> np.ndarray:
-    found = np.zeros((topology.size, topology.size))
+    matrix = np.zeros((topology.size, topology.size))
     for rank in range(topology.size):
         links = RoundLinks(topology.keeps(round, rank), topology.neighbours(round, rank), [])
         keeps, sources, _ = weighted(links, rank, shares)
-        found[rank, rank] = keeps
+        matrix[rank, rank] = keeps
         for peer, weight in sources:
-            found[rank, peer] = weight
-    return found
+            matrix[rank, peer] = weight
+    return matrix
 
 
 def walk(
@@ -276,13 +276,13 @@ def test_alpha_follows_the_shares_and_draws_do_not() -> None:
     # rho by the definition: the mean of S^T S over all draws, S = P^(1/2) W P^(-1/2).
     pi, total = np.array(SHARES), np.zeros((4, 4))
     for draw in np.ndindex(*[2] * len(plain.matchings)):
-        chance = np.prod([p if b else 1 - p for b, p in zip(draw, plain.probabilities, strict=True)])
+        probability = np.prod([p if b else 1 - p for b, p in zip(draw, plain.probabilities, strict=True)])
         w = np.zeros((4, 4))
         for b, matching in zip(draw, plain.matchings, strict=True):
             for i, j in matching if b else ():
                 w[i, j] = w[j, i] = by_share.alpha
         w += np.diag(1.0 - w.sum(1))
         alike = symmetrised(w, SHARES)
-        total += chance * alike.T @ alike
+        total += probability * alike.T @ alike
     rho = np.linalg.norm(total - np.sqrt(np.outer(pi, pi)), 2)
     assert rho == pytest.approx(by_share.rho, abs=1e-12)

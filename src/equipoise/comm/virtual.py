@@ -22,7 +22,7 @@ Result = TypeVar("Result")  # what one worker receives from it
 
 
 class World:
-    """What virtual workers share: the scheduler, the cluster, messages in flight, and the collective under way."""
+    """What virtual workers share: the scheduler, the cluster, messages in flight, and the current collective."""
 
     def __init__(self, size: int, cluster: Cluster | None = None):
         self.cluster = cluster or Cluster.uniform(size)

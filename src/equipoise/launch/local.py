@@ -111,7 +111,7 @@ def _child(
         step = getattr(error, "step", None)
         report = {
             "type": type(error).__name__,
-            "text": str(error),
+            "message": str(error),
             "trace": traceback.format_exc(),
             "step": step if isinstance(step, int) else getattr(comm, "step", 0),
             "victim": isinstance(error, PeerLost),
@@ -160,8 +160,8 @@ def _death(rank: int, code: int | None, step: int) -> dict[str, Any]:
             hint = " (if you did not do that, the machine may have run out of memory)"
     else:
         how, hint = f"ended with exit code {code}", ""
-    text = f"worker {rank} {how} at step {step}{hint}"
-    return {"type": "WorkerError", "text": text, "trace": "", "step": step, "victim": False, "blames": rank}
+    message = f"worker {rank} {how} at step {step}{hint}"
+    return {"type": "WorkerError", "message": message, "trace": "", "step": step, "victim": False, "blames": rank}
 
 
 def _error_from(failures: dict[int, dict[str, Any]]) -> Exception:
@@ -173,13 +173,15 @@ def _error_from(failures: dict[int, dict[str, Any]]) -> Exception:
     report = failures[rank]
     cls = getattr(errors, report["type"], None)
     if isinstance(cls, type) and issubclass(cls, errors.UserError):
-        error: Exception = cls(report["text"])
+        error: Exception = cls(report["message"])
     elif isinstance(cls, type) and issubclass(cls, WorkerError):
         blamed = report["blames"] if report["blames"] is not None else rank
-        error = cls(report["text"], blamed, report["step"])
+        error = cls(report["message"], blamed, report["step"])
     else:
         error = WorkerError(
-            f"worker {rank} failed at step {report['step']}: {report['type']}: {report['text']}", rank, report["step"]
+            f"worker {rank} failed at step {report['step']}: {report['type']}: {report['message']}",
+            rank,
+            report["step"],
         )
     error.remote_traceback = report["trace"]  # type: ignore[attr-defined]
     return error

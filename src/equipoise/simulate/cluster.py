@@ -3,9 +3,9 @@
 A step takes examples / rate, times a random factor if the worker has jitter; after a failure a worker is away until it
 is repaired. A message of b bytes takes latency + b / (0.93 bandwidth) of its link. A worker has one full-duplex
 connection to the network, as fast as its fastest link: messages that it sends at the same time share it, and so do
-those that it receives. All workers of two sites share the line between them. A collective starts when its last worker arrives
-and takes as long as a ring 0 - 1 - ... - N-1 - 0 over the slowest link: 2 (N - 1) messages of b / N bytes for a mean,
-N - 1 messages of b bytes for a gather.
+those that it receives. All workers of two sites share the line between them. A collective starts when its last worker
+arrives and takes as long as a ring 0 - 1 - ... - N-1 - 0 over the slowest link: 2 (N - 1) messages of b / N bytes for a
+mean, N - 1 messages of b bytes for a gather.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def read(table: dict[str, Any], where: str) -> dict[str, Any]:
         place = f"{where}: [[workers]] number {i + 1}"
         count = row.get("count", 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise UserError(f"{place}: count = {count!r} must be a whole number of at least 1")
+            raise UserError(f"{place}: count = {count!r} must be an integer of at least 1")
         for key, value in _worker(row, base, place).items():
             workers[key] += [value] * count
     links = table.get("links", {})
