@@ -51,10 +51,10 @@ def solve(
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     virtual: bool = True,
     report_loss: bool = True,
-    look: Callable[[int, Any, np.ndarray], None] | None = None,
+    on_step: Callable[[int, Any, np.ndarray], None] | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """The workers' points (n, d) after `steps` steps from zero. `look(step, attached, x)` is called after each step.
+    """The workers' points (n, d) after `steps` steps from zero. `on_step(step, attached, x)` is called after each step.
 
     `report_loss` sets `attached.loss` at each step, for methods that follow the training loss.
     """
@@ -75,8 +75,8 @@ def solve(
                 if report_loss:
                     together.loss = value.item()
                 own.step()
-                if look is not None:
-                    look(step, together, model.weight.detach().numpy()[0].copy())
+                if on_step is not None:
+                    on_step(step, together, model.weight.detach().numpy()[0].copy())
         return model.weight.detach().numpy()[0].copy()
 
     return np.stack(eq.spawn(loop, n, virtual=virtual, deterministic=True))

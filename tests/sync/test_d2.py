@@ -11,13 +11,13 @@ from equipoise.sync import D2
 from equipoise.topology import Exponential, Hypercube, OnePeer, Ring, Torus
 
 from .checks import (
-    costs_what_it_says,
+    converges_to_the_optimum,
     follows,
-    goes_on_from_any_step,
     mild,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
-    stops_exactly,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, error, solve
 
@@ -41,11 +41,11 @@ def test_is_the_recursion_of_the_paper() -> None:
 
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(workers: int) -> None:
-    stops_exactly(D2(), workers, steps=90, lr=0.8)
+    converges_to_the_optimum(D2(), workers, steps=90, lr=0.8)
 
 
 def test_exact_with_momentum() -> None:
-    stops_exactly(D2(), 5, steps=100, lr=0.2, momentum=0.5)
+    converges_to_the_optimum(D2(), 5, steps=100, lr=0.2, momentum=0.5)
 
 
 def test_exact_when_the_step_size_changes() -> None:
@@ -56,7 +56,7 @@ def test_exact_when_the_step_size_changes() -> None:
         if step == 15:
             together.optimizer.param_groups[0]["lr"] /= 2
 
-    points = solve(problem, D2(), steps=90, lr=0.8 / problem.smoothness, look=halve)
+    points = solve(problem, D2(), steps=90, lr=0.8 / problem.smoothness, on_step=halve)
     assert error(problem, points) < 1e-8
 
 
@@ -93,7 +93,7 @@ def test_adam_agrees_on_one_model() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(D2())
-    costs_what_it_says(D2(wire="bfloat16"), sizes=(5,))
-    goes_on_from_any_step(D2())
+    sends_what_cost_declares(D2())
+    sends_what_cost_declares(D2(wire="bfloat16"), sizes=(5,))
+    resumes_from_any_step(D2())
     same_on_processes(D2(Hypercube()))

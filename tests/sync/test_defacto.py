@@ -11,7 +11,13 @@ from equipoise.sync import DeFacto
 from equipoise.sync.defacto import distinct_eigenvalues, tree_sweeps
 from equipoise.topology import Exponential, Hypercube, OnePeer, Path, Random, Ring, Star, Topology
 
-from .checks import costs_what_it_says, goes_on_from_any_step, refuses, same_on_processes, stops_exactly
+from .checks import (
+    converges_to_the_optimum,
+    refuses,
+    resumes_from_any_step,
+    same_on_processes,
+    sends_what_cost_declares,
+)
 from .quadratic import Problem, solve
 
 GRAPHS = [(Ring(), 8), (Ring(), 5), (Path(), 8), (Star(), 8), (Hypercube(), 8), (Random(), 12), (Ring(), 2)]
@@ -76,16 +82,16 @@ def test_is_centralised_sgd(factors: str, workers: int, momentum: float) -> None
             centre = centre - lr * velocity
         path.append(centre)
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         assert np.abs(x - path[step]).max() < 1e-12
 
-    solve(problem, DeFacto(factors=factors), steps=steps, lr=lr, period=period, momentum=momentum, look=look)
+    solve(problem, DeFacto(factors=factors), steps=steps, lr=lr, period=period, momentum=momentum, on_step=on_step)
 
 
 @pytest.mark.parametrize("factors", ["spectral", "tree"])
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(factors: str, workers: int) -> None:
-    stops_exactly(DeFacto(factors=factors), workers, steps=60, lr=1.0, period=2)
+    converges_to_the_optimum(DeFacto(factors=factors), workers, steps=60, lr=1.0, period=2)
 
 
 def test_adam_agrees_on_one_model() -> None:
@@ -106,6 +112,6 @@ def test_costs_resumes_and_runs_on_processes() -> None:
         ModelSize(100, 4), 0, 40, True
     )
     for factors in ("spectral", "tree"):
-        costs_what_it_says(DeFacto(factors=factors), period=2)
-        goes_on_from_any_step(DeFacto(factors=factors), period=3)
+        sends_what_cost_declares(DeFacto(factors=factors), period=2)
+        resumes_from_any_step(DeFacto(factors=factors), period=3)
         same_on_processes(DeFacto(factors=factors), period=2)

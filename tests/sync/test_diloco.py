@@ -16,7 +16,7 @@ from equipoise.loop.attach import attach
 from equipoise.sync import DiLoCo, PeriodicAverage
 
 from ..contract import toy
-from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
+from .checks import resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, solve
 
 
@@ -103,17 +103,17 @@ def test_fragments_and_delays_are_their_equations(options: dict[str, Any]) -> No
     np.testing.assert_allclose(points, streamed(problem, sync, 0.05, 4, 25), atol=1e-12)
 
 
-def test_every_fragment_has_its_turn_and_all_together_cost_one_model() -> None:
+def test_fragments_are_sent_in_turn_and_together_cost_one_model() -> None:
     complete, parts = (DiLoCo(fragments=p) for p in (1, 4))
     for rank in range(3):
         cost = sum(parts.cost(ModelSize(103, 4), rank, 3, True, round)[1] for round in range(4))
         assert abs(cost - complete.cost(ModelSize(103, 4), rank, 3, True)[1]) <= 4 * 4 * 3
-    costs_what_it_says(DiLoCo(fragments=2), period=2, sizes=(2, 3))
+    sends_what_cost_declares(DiLoCo(fragments=2), period=2, sizes=(2, 3))
 
 
 def test_a_message_in_flight_survives_a_checkpoint() -> None:
     for options in ({"delay": 2, "alpha": 0.5}, {"delay": 1, "fragments": 2}, {"fragments": 2, "weights": "samples"}):
-        goes_on_from_any_step(DiLoCo(**options), period=3, steps=14, stops=(3, 4, 6, 8, 10))
+        resumes_from_any_step(DiLoCo(**options), period=3, steps=14, stops=(3, 4, 6, 8, 10))
 
 
 def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
@@ -148,6 +148,6 @@ def test_invalid_options_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(DiLoCo(), period=2, sizes=(2, 5))
-    goes_on_from_any_step(DiLoCo(), period=3)
+    sends_what_cost_declares(DiLoCo(), period=2, sizes=(2, 5))
+    resumes_from_any_step(DiLoCo(), period=3)
     same_on_processes(DiLoCo(fragments=2), period=2)

@@ -13,13 +13,13 @@ from equipoise.sync import EDM
 from equipoise.topology import Exponential, Hypercube, OnePeer, Ring
 
 from .checks import (
-    costs_what_it_says,
+    converges_to_the_optimum,
     follows,
-    goes_on_from_any_step,
     mild,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
-    stops_exactly,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, error, solve
 
@@ -42,12 +42,12 @@ def test_is_its_equations() -> None:
 
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(workers: int) -> None:
-    stops_exactly(EDM(beta=0.8), workers, steps=220, lr=0.8)
+    converges_to_the_optimum(EDM(beta=0.8), workers, steps=220, lr=0.8)
 
 
 def test_exact_with_the_default_momentum_and_one_more_in_the_optimizer() -> None:
-    stops_exactly(EDM(), 5, steps=420, lr=0.8)
-    stops_exactly(EDM(beta=0.5), 4, steps=220, lr=0.2, momentum=0.5)
+    converges_to_the_optimum(EDM(), 5, steps=420, lr=0.8)
+    converges_to_the_optimum(EDM(beta=0.5), 4, steps=220, lr=0.2, momentum=0.5)
 
 
 def test_exact_when_the_step_size_changes() -> None:
@@ -57,7 +57,7 @@ def test_exact_when_the_step_size_changes() -> None:
         if step == 15:
             together.optimizer.param_groups[0]["lr"] /= 2
 
-    points = solve(problem, EDM(beta=0.5), steps=130, lr=0.8 / problem.smoothness, look=halve)
+    points = solve(problem, EDM(beta=0.5), steps=130, lr=0.8 / problem.smoothness, on_step=halve)
     assert error(problem, points) < 1e-8
 
 
@@ -87,7 +87,7 @@ def test_adam_agrees_on_one_model() -> None:
 
 def test_costs_resumes_and_runs_on_processes() -> None:
     assert EDM().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
-    costs_what_it_says(EDM())
-    costs_what_it_says(EDM(wire="bfloat16"), sizes=(5,))
-    goes_on_from_any_step(EDM())
+    sends_what_cost_declares(EDM())
+    sends_what_cost_declares(EDM(wire="bfloat16"), sizes=(5,))
+    resumes_from_any_step(EDM())
     same_on_processes(EDM())

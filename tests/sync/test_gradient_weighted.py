@@ -33,14 +33,14 @@ SIZES = (3, 4, 1)  # elements of three layers
 
 
 @dataclass
-class Met:
+class RoundResult:
     x: np.ndarray  # (workers, elements) after the round
     centre: np.ndarray  # (workers, elements): each worker's copy
     own: np.ndarray  # (workers, weights): shares of the centre
     ledger: list[dict[str, int]]
 
 
-def meet(
+def run_rounds(
     sync: Any,
     models: np.ndarray,
     norms: np.ndarray,
@@ -51,7 +51,7 @@ def meet(
     batches: list[int] | None = None,
     rounds: int = 1,
     each: Callable[[Any, int], None] | None = None,
-) -> Met:
+) -> RoundResult:
     """Rounds on workers at `models` (workers, elements) whose gradients have `norms` (workers, layers)."""
 
     def loop(comm: Comm) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ def meet(
 
     rows = eq.spawn(loop, len(models), virtual=virtual)
     x, centre, own = (np.stack([row[i] for row in rows]) for i in range(3))
-    return Met(x, centre, own, [row[3] for row in rows])
+    return RoundResult(x, centre, own, [row[3] for row in rows])
 
 
 def drawn(workers: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -151,7 +151,7 @@ def test_one_collective_gives_the_weighted_mean_of_every_layer(
         monkeypatch.setattr("equipoise.comm.shared_memory._PIECE", len(SIZES) - 1)
     models, norms = drawn(workers)
     inverse = 1.0 / norms
-    result = meet(LGRAWA(pull=0.3), models, norms, virtual=virtual)
+    result = run_rounds(LGRAWA(pull=0.3), models, norms, virtual=virtual)
     weights = inverse / inverse.sum(0)
     np.testing.assert_allclose(result.own, weights, rtol=1e-12)
     expected = (by_element(weights) * models).sum(0)
@@ -165,7 +165,7 @@ def test_one_collective_gives_the_weighted_mean_of_every_layer(
 @pytest.mark.parametrize("sync", [MGRAWA(pull=0.3), LGRAWA(pull=0.3)], ids=["mgrawa", "lgrawa"])
 def test_pull_keeps_the_weighted_centre_and_shrinks_distances(sync: Any) -> None:
     models, norms = drawn()
-    result = meet(sync, models, norms)
+    result = run_rounds(sync, models, norms)
     weights = by_element(np.broadcast_to(result.own, norms.shape))
     np.testing.assert_allclose((weights * result.x).sum(0), result.centre[0], atol=1e-12)
     np.testing.assert_allclose(result.x - result.centre, 0.7 * (models - result.centre), atol=1e-12)
@@ -185,7 +185,7 @@ def test_a_convex_loss_does_not_rise() -> None:
 
     for seed in range(5):
         models, norms = drawn(seed=seed)
-        result = meet(MGRAWA(pull=0.5), models, norms)
+        result = run_rounds(MGRAWA(pull=0.5), models, norms)
         before, after, weights = loss(models), loss(result.x), result.own[:, 0]
         assert loss(result.centre)[0] <= weights @ before
         assert weights @ after < weights @ before
@@ -194,8 +194,8 @@ def test_a_convex_loss_does_not_rise() -> None:
 
 def test_limits_of_the_pull() -> None:
     models, norms = drawn()
-    np.testing.assert_array_equal(meet(MGRAWA(pull=0.0), models, norms).x, models)
-    result = meet(LGRAWA(pull=1.0), models, norms)
+    np.testing.assert_array_equal(run_rounds(MGRAWA(pull=0.0), models, norms).x, models)
+    result = run_rounds(LGRAWA(pull=1.0), models, norms)
     np.testing.assert_array_equal(result.x, result.centre)
     np.testing.assert_array_equal(result.x, np.tile(result.x[0], (4, 1)))
 
@@ -203,27 +203,27 @@ def test_limits_of_the_pull() -> None:
 def test_one_layer_and_equal_ratios_make_both_methods_one() -> None:
     models, norms = drawn()
     one = {"sizes": (sum(SIZES),)}
-    first, second = (meet(sync, models, norms[:, :1], **one) for sync in (MGRAWA(), LGRAWA()))
+    first, second = (run_rounds(sync, models, norms[:, :1], **one) for sync in (MGRAWA(), LGRAWA()))
     np.testing.assert_array_equal(first.x, second.x)
     ratios = np.outer([1.0, 2.0, 3.0, 4.0], [5.0, 0.1, 2.0])
-    first, second = (meet(sync, models, ratios) for sync in (MGRAWA(), LGRAWA()))
+    first, second = (run_rounds(sync, models, ratios) for sync in (MGRAWA(), LGRAWA()))
     np.testing.assert_allclose(first.x, second.x, atol=1e-12)
-    first, second = (meet(sync, models, norms) for sync in (MGRAWA(), LGRAWA()))
+    first, second = (run_rounds(sync, models, norms) for sync in (MGRAWA(), LGRAWA()))
     assert np.abs(first.x - second.x).max() > 1e-3
 
 
 def test_sum_of_layers_or_euclidean_norm() -> None:
     models, _ = drawn(2)
     norms = np.array([[3.0, 4.0, 0.0], [5.0, 0.0, 0.0]])
-    assert meet(MGRAWA(norm="layers"), models, norms).own[:, 0] == pytest.approx([5 / 12, 7 / 12])
-    assert meet(MGRAWA(norm="l2"), models, norms).own[:, 0] == pytest.approx([0.5, 0.5])
+    assert run_rounds(MGRAWA(norm="layers"), models, norms).own[:, 0] == pytest.approx([5 / 12, 7 / 12])
+    assert run_rounds(MGRAWA(norm="l2"), models, norms).own[:, 0] == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None:
     models, norms = drawn()
     models = torch.from_numpy(models).to(dtype).double().numpy()
-    result = meet(LGRAWA(pull=1.0), models, norms, dtype=dtype)
+    result = run_rounds(LGRAWA(pull=1.0), models, norms, dtype=dtype)
     weights = by_element((1 / norms) / (1 / norms).sum(0))
     tolerance = 2e-6 if dtype == torch.float32 else 2**-7
     np.testing.assert_allclose(result.x, np.tile((weights * models).sum(0), (4, 1)), atol=tolerance)
@@ -235,21 +235,21 @@ def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None
 def test_a_zero_norm_gives_no_nan(make: Any) -> None:
     models, norms = drawn()
     norms[1] = 0.0
-    result = meet(make(pull=0.5), models, norms)
+    result = run_rounds(make(pull=0.5), models, norms)
     assert np.isfinite(result.x).all()
     np.testing.assert_allclose(result.centre[0], models[1], atol=1e-6)  # the limit: the winner takes it all
     norms[:] = 0.0
-    np.testing.assert_allclose(meet(make(pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
+    np.testing.assert_allclose(run_rounds(make(pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("make", [MGRAWA, LGRAWA], ids=["mgrawa", "lgrawa"])
-def test_a_norm_that_is_not_finite_weighs_nothing_for_anybody(make: Any, bad: float) -> None:
+def test_a_norm_that_is_not_finite_gets_weight_zero(make: Any, bad: float) -> None:
     models, norms = drawn()
     norms[2, 1] = bad
-    result = meet(make(pull=0.5), models, norms)
+    result = run_rounds(make(pull=0.5), models, norms)
     rest = [0, 1, 3]
-    clean = meet(make(pull=0.5), models[rest], norms[rest])
+    clean = run_rounds(make(pull=0.5), models[rest], norms[rest])
     np.testing.assert_allclose(result.x[rest], clean.x, atol=1e-12)
     assert (result.own[2] == 0).all()
     np.testing.assert_allclose(result.x[2], 0.5 * models[2] + 0.5 * clean.centre[0], atol=1e-12)
@@ -258,8 +258,8 @@ def test_a_norm_that_is_not_finite_weighs_nothing_for_anybody(make: Any, bad: fl
 def test_a_model_that_is_not_finite_takes_the_centre() -> None:
     models, norms = drawn()
     models[3, 5] = np.nan
-    result = meet(MGRAWA(pull=0.5), models, norms)
-    clean = meet(MGRAWA(pull=0.5), models[:3], norms[:3])
+    result = run_rounds(MGRAWA(pull=0.5), models, norms)
+    clean = run_rounds(MGRAWA(pull=0.5), models[:3], norms[:3])
     np.testing.assert_allclose(result.x[:3], clean.x, atol=1e-12)
     np.testing.assert_allclose(result.x[3], clean.centre[0], atol=1e-12)
 
@@ -267,15 +267,15 @@ def test_a_model_that_is_not_finite_takes_the_centre() -> None:
 def test_a_worker_without_examples_weighs_nothing() -> None:
     models, norms = drawn()
     norms[0] = 0.0  # its gradient is zero because it has none
-    result = meet(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
-    clean = meet(MGRAWA(pull=0.5), models[1:], norms[1:])
+    result = run_rounds(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
+    clean = run_rounds(MGRAWA(pull=0.5), models[1:], norms[1:])
     assert result.own[0, 0] == 0
     np.testing.assert_allclose(result.x[1:], clean.x, atol=1e-12)
 
 
 def test_no_worker_moves_without_a_finite_norm() -> None:
     models, norms = drawn()
-    result = meet(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
+    result = run_rounds(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
     np.testing.assert_array_equal(result.x, models)
 
 
@@ -288,7 +288,7 @@ def test_smoothing_is_unbiased_from_the_first_round(source: str) -> None:
         np.testing.assert_allclose(bound.norms.estimate(), norms[bound.context.rank], rtol=1e-12)
         assert bound.norms.count == number + 1
 
-    meet(LGRAWA(smoothing=0.43, source=source), models, norms, rounds=4, each=constant)
+    run_rounds(LGRAWA(smoothing=0.43, source=source), models, norms, rounds=4, each=constant)
 
 
 def test_smoothing_is_its_recursion() -> None:

@@ -13,7 +13,7 @@ from equipoise.comm.base import Comm
 from equipoise.sync import LGRAWA, MGRAWA
 
 from ..contract import toy
-from .checks import costs_what_it_says, same_on_processes
+from .checks import same_on_processes, sends_what_cost_declares
 
 
 def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
@@ -63,5 +63,5 @@ def test_is_another_method_than_mgrawa_in_a_run() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(LGRAWA(), period=2)
+    sends_what_cost_declares(LGRAWA(), period=2)
     same_on_processes(LGRAWA(), period=2)

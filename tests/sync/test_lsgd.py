@@ -86,7 +86,7 @@ def test_groups_follow_their_own_leaders_and_sometimes_the_global_one() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_whoever_has_no_finite_loss_never_leads(bad: float) -> None:
+def test_a_worker_without_a_finite_loss_never_leads(bad: float) -> None:
     losses = [[0.1, bad] if bad == math.inf else [], [3.0], [], [2.0]]
     rows = rounds(LSGD(pull=1.0), MODELS, losses)
     assert all((row["x"] == MODELS[3]).all() for row in rows)
@@ -100,18 +100,18 @@ def test_a_model_that_is_not_finite_never_leads_and_is_not_spread() -> None:
     assert all(np.isfinite(rows[rank]["x"]).all() for rank in (0, 2, 3))
 
 
-def test_a_user_s_loop_must_tell_the_loss() -> None:
+def test_a_users_loop_must_set_the_loss() -> None:
     with pytest.raises(UserError, match=r"together\.loss = loss\.item"):
         solve(Problem.make(2), LSGD(), steps=1, lr=0.1, report_loss=False)
 
     problem = Problem.make(4)
 
-    def tell(step: int, together: Any, x: np.ndarray) -> None:
+    def report(step: int, together: Any, x: np.ndarray) -> None:
         together.loss = float(step + together.comm.rank)
 
     def first(comm: Comm) -> None: ...
 
-    points = solve(problem, LSGD(pull=1.0), steps=4, lr=0.01, period=4, look=tell)
+    points = solve(problem, LSGD(pull=1.0), steps=4, lr=0.01, period=4, on_step=report)
     assert (points == points[0]).all()  # worker 0 leads, all the way
 
 

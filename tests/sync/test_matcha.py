@@ -16,12 +16,12 @@ from equipoise.topology import Complete, Edges, Hypercube, OnePeer, Path, Random
 
 from .checks import (
     bias_halves_with_the_step,
-    costs_what_it_says,
     follows,
-    goes_on_from_any_step,
     learns,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem
 
@@ -174,7 +174,7 @@ def test_refusals() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(MATCHA(), steps=9)
-    costs_what_it_says(MATCHA(wire="bfloat16"), sizes=(5,), period=2)
-    goes_on_from_any_step(MATCHA(), period=2)
+    sends_what_cost_declares(MATCHA(), steps=9)
+    sends_what_cost_declares(MATCHA(wire="bfloat16"), sizes=(5,), period=2)
+    resumes_from_any_step(MATCHA(), period=2)
     same_on_processes(MATCHA())

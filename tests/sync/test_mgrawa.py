@@ -21,7 +21,7 @@ from equipoise.sync import MGRAWA
 from equipoise.sync.gradient_norms import norms_of
 
 from ..contract import toy
-from .checks import costs_what_it_says, same_on_processes
+from .checks import same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, solve
 
 
@@ -123,13 +123,13 @@ def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse(
     lr = 0.5 / problem.smoothness
     seen: dict[int, list[float]] = {}
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         if step == 0:  # workers start apart
             together.model.weight.data += 0.5 * (together.comm.rank + 1)
         away = together.model.weight.detach().numpy()[0] - problem.optimum
         seen.setdefault(step, []).append(float(away @ problem.matrices[0] @ away / 2))
 
-    solve(problem, MGRAWA(pull=0.5), steps=80, lr=lr, period=4, look=look)
+    solve(problem, MGRAWA(pull=0.5), steps=80, lr=lr, period=4, on_step=on_step)
     worst = [max(losses) for _, losses in sorted(seen.items())]
     assert all(after <= before * (1 + 1e-12) for before, after in itertools.pairwise(worst))
     strongly = np.linalg.eigvalsh(problem.matrices[0])[0]
@@ -192,5 +192,5 @@ def test_every_source_resumes_to_the_same_bits(source: str, tmp_path: Any) -> No
 
 def test_costs_resumes_and_runs_on_processes() -> None:
     assert MGRAWA().cost(ModelSize(99, 4), 0, 4, True) == (6, 600)
-    costs_what_it_says(MGRAWA(), period=2)
+    sends_what_cost_declares(MGRAWA(), period=2)
     same_on_processes(MGRAWA(prox=0.1), period=2)

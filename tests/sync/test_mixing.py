@@ -102,7 +102,7 @@ def test_links_dropped_at_both_ends_keep_the_mean() -> None:
     assert np.abs(one.mean(0) - vectors.mean(0)).max() > 1e-3
 
 
-def test_workers_must_mean_the_same_valid_graph() -> None:
+def test_workers_must_have_the_same_valid_graph() -> None:
     def loop(comm: Comm) -> None:
         agree(Context(comm), Ring() if comm.rank < 3 else Path(), "D-PSGD")
 

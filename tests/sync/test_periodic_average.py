@@ -16,7 +16,7 @@ from equipoise.loop.attach import attach
 from equipoise.sync import AllReduce, PeriodicAverage
 
 from ..contract import toy
-from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
+from .checks import resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, solve
 
 
@@ -158,6 +158,6 @@ def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
 
 def test_costs_resumes_and_runs_on_processes() -> None:
     for weights in ("size", "uniform", "samples"):
-        costs_what_it_says(PeriodicAverage(weights), period=2, sizes=(2, 3, 5))
-        goes_on_from_any_step(PeriodicAverage(weights), period=3)
+        sends_what_cost_declares(PeriodicAverage(weights), period=2, sizes=(2, 3, 5))
+        resumes_from_any_step(PeriodicAverage(weights), period=3)
     same_on_processes(PeriodicAverage("samples"), period=2)
