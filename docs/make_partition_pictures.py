@@ -1,4 +1,4 @@
-"""Draws docs/pictures/partition-*.png: what each partition does to the digits, and how far its blocks are from the whole.
+"""Draws docs/pictures/partition-*.png: each partition of the digits, and the distance of its blocks from the data set.
 
 python docs/make_partition_pictures.py
 """

@@ -1,4 +1,4 @@
-"""Draws the pictures of the method cards: distance to the optimum on the quadratic problem of the tests, against rounds.
+"""Draws the plots of the method cards: distance to the optimum against rounds, on the quadratic problem of the tests.
 
 python docs/make_pictures.py        # about two minutes; writes docs/pictures/sync-*.png
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from equipoise import sync  # noqa: E402
-from equipoise.config import registry
+from equipoise.config import registry  # noqa: E402
 from tests.sync.quadratic import Problem, solve  # noqa: E402
 
 WORKERS, STEPS = 8, 240

@@ -209,7 +209,7 @@ def test_state_survives_a_round_trip(axis: str, name: str, tmp_path: Path) -> No
         worker.sync.load_state_dict(stored)
         assert _same(worker.sync.state_dict(), stored)
         with pytest.raises(UserError):
-            worker.sync.load_state_dict({"no_op_emit of": 1})
+            worker.sync.load_state_dict({"unknown": 1})
 
     eq.spawn(loop, toy.WORKERS, virtual=True)
 

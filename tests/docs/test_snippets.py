@@ -1,7 +1,8 @@
 """Every command and every snippet in the documents is run.
 
-Python blocks run as they stand, each document's in one namespace and an empty folder. Of shell blocks every line that starts with
-`equipoise` runs in the same folder. Blocks behind `<!-- not run: reason -->` are left out, and the reason is in the text.
+Python blocks run as they stand, each document's in one namespace and an empty folder. Of shell blocks every line that
+starts with `equipoise` runs in the same folder. Blocks after `<!-- not run: reason -->` are left out, with the reason in
+the text. Blocks that include a file of `examples/` begin with `{ .python }`: test_examples.py runs those files.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ import pytest
 from equipoise.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- not run: [^>]+-->\s*)?^( *)```(python|console|toml)\n(.*?)^ *```$", re.M | re.S)
 
 
 def blocks(document: Path) -> list[tuple[str, str]]:
-    found = BLOCK.findall(document.read_text())
-    return [(kind, textwrap.dedent(text)) for skipped, _, kind, text in found if not skipped]
+    """The kind and text of every block that is to run."""
+    matches = BLOCK.findall(document.read_text())
+    return [(kind, textwrap.dedent(text)) for skip, _, kind, text in matches if not skip]
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def commands(text: str) -> list[list[str]]:
+    """The arguments of every `equipoise` command in a shell block; a backslash at the end continues a line."""
+    lines = text.replace("\\\n", " ").splitlines()
+    stripped = [line.removeprefix("$ ").split("  #")[0].strip() for line in lines]
+    return [shlex.split(line)[1:] for line in stripped if line.startswith("equipoise ")]
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if blocks(d)], ids=lambda path: path.name)
 def test_document(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__document__"}
@@ -39,12 +47,26 @@ def test_document(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         elif kind == "python":
             exec(compile(text, document.name, "exec", dont_inherit=True), namespace)
         else:
-            for line in text.splitlines():
-                command = line.removeprefix("$ ").split("  #")[0].strip()
-                if command.startswith("equipoise "):
-                    assert main(shlex.split(command)[1:]) == 0, command
+            for arguments in commands(text):
+                assert main(arguments) == 0, shlex.join(arguments)
 
 
-def test_every_document_has_something_to_run_or_says_why_not() -> None:
-    assert blocks(ROOT / "README.md")
-    assert blocks(ROOT / "CONTRIBUTING.md")
+def test_blocks_are_found() -> None:
+    """The pattern still matches: a document whose blocks it missed would pass unrun."""
+    for document in DOCUMENTS:
+        fences = re.findall(r"^ *```(?:python|console|toml)$", document.read_text(), re.M)
+        assert len(fences) == len(BLOCK.findall(document.read_text())), document.name
+    assert len(blocks(ROOT / "README.md")) >= 4
+
+
+def test_every_included_file_is_an_example() -> None:
+    included = {name for d in DOCUMENTS for name in re.findall(r'--8<-- "(examples/[^"]+)"', d.read_text())}
+    assert included == {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+
+
+def test_links_outside_the_site_resolve() -> None:
+    """The site checks its own pages; these files are read on their own, with links to the pages' sources."""
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
+        missing = [link for link in links if not link.startswith("http") and not (document.parent / link).exists()]
+        assert not missing, document.name

@@ -34,13 +34,13 @@ def under_torchrun(function: Any) -> list[Any]:
         children.append(child)
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     try:
-        outcomes = []
+        answers = []
         for pipe in pipes:
             assert pipe.poll(60), "a process does not answer"
-            outcomes.append(pickle.loads(pipe.recv_bytes()))
-        for error, _ in outcomes:
-            assert error is None, error
-        return [value for _, value in outcomes]
+            answers.append(pickle.loads(pipe.recv_bytes()))
+        for problem, _ in answers:
+            assert problem is None, problem
+        return [value for _, value in answers]
     finally:
         for child in children:
             child.kill()
@@ -79,7 +79,7 @@ def test_launch_uses_the_processes_that_are_there_again_and_again() -> None:
 
     both = under_torchrun(twice)
     for turn in range(2):
-        rows = [each[turn] for each in both]
+        rows = [answers[turn] for answers in both]
         assert [len(r) for r in rows] == [1, 1], "each process has its own worker's result"
         assert [r[0][:4] for r in rows] == [(rank, 2, False, [2.0, 2.0]) for rank in range(2)]
         assert sorted(r[0][4] for r in rows) == [1, 2]
@@ -115,10 +115,10 @@ def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
         run = train(steps=5, out=tmp_path / "run", resume=True)
         return run.result["params_sha256"], run.result["steps"], [p.tolist() for p in run.model.parameters()]
 
-    outcomes = under_torchrun(loop)
-    assert outcomes[0] == outcomes[1]
+    answers = under_torchrun(loop)
+    assert answers[0] == answers[1]
     uninterrupted = train(steps=5, workers=2)
-    assert outcomes[0] == (
+    assert answers[0] == (
         uninterrupted.result["params_sha256"],
         5,
         [p.tolist() for p in uninterrupted.model.parameters()],

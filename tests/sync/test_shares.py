@@ -41,14 +41,14 @@ OTHERS = [S.SGP(), S.MGDSGD()]
 
 
 def matrix(topology: Topology, shares: list[float], round: int) -> np.ndarray:
-    matrix = np.zeros((topology.size, topology.size))
+    weights = np.zeros((topology.size, topology.size))
     for rank in range(topology.size):
         links = RoundLinks(topology.keeps(round, rank), topology.neighbours(round, rank), [])
         keeps, sources, _ = weighted(links, rank, shares)
-        matrix[rank, rank] = keeps
+        weights[rank, rank] = keeps
         for peer, weight in sources:
-            matrix[rank, peer] = weight
-    return matrix
+            weights[rank, peer] = weight
+    return weights
 
 
 def walk(

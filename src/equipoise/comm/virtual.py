@@ -52,6 +52,7 @@ class VirtualComm(Comm):
     def __init__(self, world: World, worker: VirtualWorker):
         super().__init__(worker.rank, world.size)
         self._world, self._worker = world, worker
+        self.described = world.cluster.described
         self._failures: FailureModel | None = None  # made at the first use, when the seed of the run is known
         worker.ledger = self.ledger
 

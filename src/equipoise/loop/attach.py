@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
-from .evaluate import Task, evaluate, health, swapped, vector_of
+from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
-from .state import load_trained, trained_state
+from .state import load_rng, load_trained, trained_state
 from .step import Step
 
 
@@ -44,28 +45,32 @@ class attach:
                 loss(model(x), y).backward()
                 optimizer.step()
 
-    On entering, all workers receive worker 0's parameters and buffers. From then on `optimizer.step()` first lets the sync
-    see the gradients and afterwards, when the period says so, the parameters; on leaving, the hooks are gone. A period
-    counts optimizer steps, so gradient accumulation needs nothing special. The workers are those of torchrun, of
-    `eq.spawn`, or this process alone (then nothing is changed).
+    On entering, all workers receive worker 0's parameters and buffers. From then on `optimizer.step()` first lets the
+    sync see the gradients and afterwards, when the period says so, the parameters; on leaving, the hooks are gone. A
+    period counts optimizer steps, so gradient accumulation needs nothing special. The workers are those of torchrun,
+    of `eq.spawn`, or this process alone (then nothing is changed).
 
     clip: the norm to which the gradient is clipped after the sync has combined it. Clipping by hand before
         `optimizer.step()` clips each worker's own gradient, which is something else.
     scaler: the `torch.amp.GradScaler` of the loop; all workers then skip a step if one of them found an overflow.
     scheduler: the learning-rate scheduler of the loop, for checkpoints only; the loop steps it.
     buffers: "local", or "average" to average BatchNorm statistics at each round.
-    sampler: the `eq.Sampler` of the loop: its order and batch rule then learn from the gradients, and it knows the batch sizes.
+    sampler: the `eq.Sampler` of the loop: its order and batch rule then learn from the gradients, and it knows the
+        batch sizes.
     accumulate: batches of that sampler for one optimizer step, where the loop accumulates gradients.
-    share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or 1 / workers.
-    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity count for
-        nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with "skip" the gradient too.
-    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise report` reads it.
+    share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or
+        1 / workers.
+    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity
+        count for nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with
+        "skip" the gradient too.
+    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
+        report` reads it.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
-    Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler: gradients are
-    weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for `nonfinite`.
-    All workers must take the same number of steps (`eq.Sampler` sees to that). With `eq.period.TotalSteps` they need not: end the
-    loop on `together.clock.rounds`, which all workers count alike.
+    Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
+    gradients are weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for
+    `nonfinite`. All workers must take the same number of steps (`eq.Sampler` sees to that). With
+    `eq.period.TotalSteps` they need not: end the loop on `together.clock.rounds`, which all workers count alike.
     """
 
     def __init__(
@@ -140,11 +145,12 @@ class attach:
             self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
             step.follow(self.sampler.order, self.sampler.batch)
         console = Console(self.clock, lambda: None) if self.progress else None
-        self.observer = Observer(self.comm, self.clock, self.log, console=console)
+        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None and self.comm.size > 1:
             self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm))
+        self._since = time.perf_counter()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -152,7 +158,9 @@ class attach:
         if error[0] is None:
             self.sync.finish()
             if self._claimed:
-                self.observer.finished(counters(self.step) | {"models": self._models, "stopped": 0})
+                self.observer.finished(
+                    counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
+                )
         if self._claimed or self.observer.console is not None:
             self.observer.__exit__(*error)
 
@@ -178,18 +186,25 @@ class attach:
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
         self.step.begin(self.batch, largest)
-        self.comm.computed(self.batch)
+        self.step.computed(self.batch, time.perf_counter() - self._since)
         if not self.step.before(self.loss, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step.after()
+        self._count_seconds()
         if self.loss is not None and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+
+    def _count_seconds(self) -> None:
+        """The time since the last step ended, or since an evaluation or a checkpoint did, belongs to this step."""
+        now = time.perf_counter()
+        self.clock.seconds += now - self._since
+        self._since = now
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -209,6 +224,7 @@ class attach:
                     yield self.model
             finally:
                 self.model.train(training)
+                self._since = time.perf_counter()
 
     def evaluate(
         self, data: Any, loss: Callable[[Any, Any], torch.Tensor], names: tuple[str, ...] = ("mean", "centre")
@@ -219,7 +235,8 @@ class attach:
         """
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, Task(source, loss, device), names)
+        self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
+        self._since = time.perf_counter()
         if self._claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
@@ -259,13 +276,14 @@ class attach:
         epoch = self.sampler.epoch if self.sampler is not None else self.clock.epoch
         path = self.store.save(state, self.clock.step, epoch, self._fingerprint())
         self.observer.emit("checkpoint", path=path.name)
+        self._since = time.perf_counter()
         return path
 
     def resume(self, step: int | None = None) -> int:
-        """Go on from the newest checkpoint in the `log` folder, or from that of a step: the same bits as without a stop.
+        """Go on from the newest checkpoint in the `log` folder, or from that of a step, to the same bits.
 
-        Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there is no
-        checkpoint yet, so that a loop can always call it.
+        Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there
+        is no checkpoint yet, so that a loop can always call it.
         """
         if self.log is None:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
@@ -276,24 +294,30 @@ class attach:
         refuse_mismatch(manifest["fingerprint"], self._fingerprint())
         if manifest["workers"] != self.comm.size:
             raise CheckpointError(
-                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train and "
-                "`equipoise resume` can change their number"
+                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train "
+                "and `equipoise resume` can change their number"
             )
         state = read_worker(path, manifest, self.comm.rank)
         load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         self.load_state_dict(state)
+        if self.sampler is not None:
+            self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
+        self._since = time.perf_counter()
         return self.clock.step
 
     def state_dict(self) -> dict[str, Any]:
-        """What the methods and the counters of this worker need to go on, for a loop that writes its own checkpoints."""
+        """What methods and counters of this worker need to go on, for a loop that writes its own checkpoints."""
         state = self.step.state_dict()
         if self.sampler is not None:
             state["sampler"] = self.sampler.state_dict(self.sampler.finished)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`, inside the `with` block. Load the model and the optimizer there too: entering made all workers equal."""
+        """Go on from `state_dict`, inside the `with` block.
+
+        Load the model and the optimizer there too: entering made all workers equal.
+        """
         self.step.load_state_dict(state)
         if self.sampler is not None and "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])

@@ -11,7 +11,9 @@ from ..comm.base import Comm
 
 
 def agree_on_overflow(scaler: Any, optimizer: torch.optim.Optimizer, comm: Comm) -> Callable[[], None]:
-    """Let every worker learn of an overflow on any before the scaler decides whether to step; a function that undoes it."""
+    """Let every worker learn of an overflow on any before the scaler decides whether to step; a function that undoes
+    it.
+    """
     original = scaler.step
 
     def step(stepped: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """The one step of a worker: what happens around `optimizer.step()`, in `eq.train` and in a user's own loop alike.
 
-begin -> (forward, backward) -> before: observe, sync.before_step -> optimizer.step() -> after: sync.after_step, count
+    begin -> forward, backward -> computed -> before: observe, sync.before_step
+          -> optimizer.step() -> after: sync.after_step, count
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _NONFINITE_FIX = "lower the learning rate, fix the data, or pass nonfinite='skip
 class Step:
     """One worker's model, optimizer and methods, and the order in which they act.
 
-    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then called once
-    per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
+    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then
+    called once per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
     """
 
     order: Order | None = None
@@ -98,10 +99,18 @@ class Step:
         clock.due = self.talks and self._due
         self.comm.step = clock.step + 1
 
+    def computed(self, cost: float, seconds: float) -> None:
+        """The gradient took real `seconds`; on a described cluster, the time of `cost` examples."""
+        simulated = self.comm.computed(cost)
+        self.clock.busy += simulated if self.comm.virtual else seconds
+        if not self.comm.described:
+            self.comm.ledger.compute += seconds
+
     def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.
 
-        places: of this batch in the worker's block, for an order that learns. examples: their indices, for error messages.
+        places: of this batch in the worker's block, for an order that learns. examples: their indices, for error
+            messages.
         """
         clock, flat = self.clock, self.flat
         clock.loss = math.nan if loss is None else loss

@@ -26,7 +26,7 @@ from ..observe.observer import Observer, class_counts
 from ..order.base import Order
 from .blocks import job_blocks
 from .control import Control
-from .evaluate import Task, evaluate, health
+from .evaluate import EvaluationTask, evaluate, health
 from .example_gradients import example_gradients
 from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
@@ -89,11 +89,11 @@ class Worker:
             load_worker(self, job.resume)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> EvaluationTask:
         """What models are evaluated on: the test data, or the training data where there is none."""
         job = self.job
         statistics = (job.train, self.position.block) if job.buffers == "recompute" else None
-        return Task(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
+        return EvaluationTask(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
 
     @property
     def order(self) -> Order:
@@ -131,16 +131,12 @@ class Worker:
 
     def step(self) -> float:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
-        step, comm = self.stepper, self.comm
+        step = self.stepper
         self.indices, places = self.position.take()
         step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()
         loss = backward(self, self.indices)
-        spent = time.perf_counter() - began
-        simulated = comm.computed(len(self.indices) * self.cost)
-        self.clock.busy += simulated if comm.virtual else spent
-        if not self.job.described:
-            comm.ledger.compute += spent
+        step.computed(len(self.indices) * self.cost, time.perf_counter() - began)
         if step.before(loss, places, self.indices.tolist()):
             self.optimizer.step()
         step.after()

@@ -1,4 +1,4 @@
-"""The shallowest spanning tree of a graph, for methods that send along its edges."""
+"""The spanning tree of least depth."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 
 class Tree(NamedTuple):
+    """A rooted spanning tree."""
+
     order: list[int]  # ranks in breadth-first order, the root first
     parent: list[int]  # of each rank; the root is its own parent
     depth: list[int]  # of each rank; 0 for the root
@@ -18,7 +20,7 @@ class Tree(NamedTuple):
         return sizes
 
     def children(self) -> list[list[int]]:
-        """The children of each rank, the deepest of the breadth-first order first."""
+        """The children of each rank, the last of the breadth-first order first."""
         children: list[list[int]] = [[] for _ in self.order]
         for rank in reversed(self.order[1:]):
             children[self.parent[rank]].append(rank)
@@ -28,7 +30,7 @@ class Tree(NamedTuple):
 def shallowest_tree(peers: list[list[int]]) -> Tree:
     """The breadth-first tree of least depth; among equals, the one with the lowest root.
 
-    `peers` lists the neighbours of each rank. The graph must be connected.
+    `peers` are the neighbours of each rank; the graph must be connected.
     """
     return min((_breadth_first(peers, root) for root in range(len(peers))), key=lambda tree: max(tree.depth))
 

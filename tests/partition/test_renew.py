@@ -1,8 +1,7 @@
-"""Measuring, what follows for batches and time, measuring again, and blocks that are computed once."""
+"""Measured speeds and the blocks that follow from them, measured again, and blocks that are computed once."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from equipoise.loop import speeds as speeds_module
 from equipoise.loop.blocks import job_blocks, shared_blocks
 from equipoise.loop.job import Job, Length
 from equipoise.loop.rebalance import epochs_left, pays
-from equipoise.loop.speeds import Work
 from equipoise.partition.base import Partition
 
 X = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
@@ -38,49 +36,9 @@ def job(**changes: Any) -> Job:
     return Job(**{**made, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1), **changes})
 
 
-def test_slower_steps_are_slower() -> None:
-    """Sleeps of 4 and 16 ms; a busy machine adds to both, so the bounds are wide."""
-
-    def work(comm: Any) -> list[float]:
-        return eq.measure_speeds(lambda: time.sleep(0.004 * (1 + 3 * comm.rank)), comm=comm, steps=2, warmup=1)
-
-    one, two = eq.spawn(work, 2)
-    assert one == two
-    assert one[1] == 1.0
-    assert 2 < one[0] < 6
-
-
-def test_examples_count() -> None:
-    """Twice the examples in the same time is twice the speed."""
-
-    def work(comm: Any) -> list[float]:
-        return eq.measure_speeds(lambda: time.sleep(0.005), examples=1 + comm.rank, comm=comm, steps=2)
-
-    found = eq.spawn(work, 2)[0]
-    assert 1.3 < found[1] / found[0] < 3
-
-
-@pytest.mark.parametrize("options", [{"steps": 0}, {"repetitions": 0}, {"warmup": -1}, {"examples": 0}])
-def test_impossible_measurements_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(options))):
-        eq.measure_speeds(lambda: None, **options)
-
-
-def test_batch_sizes() -> None:
-    assert eq.batch_sizes([1, 2, 4, 8], 30) == [8, 16, 32, 64]
-    assert eq.batch_sizes([1, 1, 1], 32) == [32, 32, 32]
-    assert sum(eq.batch_sizes([1, 2, 4, 8], 17)) == 68
-    assert eq.batch_sizes([1, 1000], 2) == [1, 3]
-    assert eq.batch_sizes([3, 6], 32) == eq.batch_sizes([1, 2], 32)
-    with pytest.raises(UserError, match="speed 0"):
-        eq.batch_sizes([0, 1], 8)
-    with pytest.raises(UserError, match="at least one example"):
-        eq.batch_sizes([1, 1], 0.5)
-
-
 def test_a_described_cluster_is_measured_exactly() -> None:
-    found = eq.spawn(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
-    assert found[0] == pytest.approx(RATES)
+    rates = eq.spawn(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
+    assert rates[0] == pytest.approx(RATES)
 
     def clock_stands_still(comm: Any) -> float:
         speeds_module.job_rates(job(), comm)
@@ -96,17 +54,17 @@ def test_measured_blocks_follow_the_cluster_and_survive_a_resume(tmp_path: Path)
         "batch": eq.batch.Proportional(5),
         "cluster": eq.Cluster(RATES),
     }
-    whole = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, **options)
-    assert [w["samples"] for w in whole.result["workers"]] == [20, 40, 80, 160]
+    uninterrupted = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, **options)
+    assert [w["samples"] for w in uninterrupted.result["workers"]] == [20, 40, 80, 160]
     out = tmp_path / "run"
     eq.train(model, nn.CrossEntropyLoss(), (X, Y), steps=7, out=out, **options)
     # Another cluster would be measured differently; the blocks of the checkpoint hold.
     options["cluster"] = eq.Cluster([100.0] * 4)
     again = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, out=out, resume=True, **options)
-    assert again.result["params_sha256"] == whole.result["params_sha256"]
+    assert again.result["params_sha256"] == uninterrupted.result["params_sha256"]
 
 
-def test_dealing_anew_pays_where_it_saves_more_than_it_costs() -> None:
+def test_redistributing_pays_where_it_saves_more_than_it_costs() -> None:
     sizes, rates = [50, 50], [1.0, 4.0]  # 50 s an epoch now, 20 s if proportional
     assert pays(sizes, rates, epochs_left=2, cost=59)
     assert not pays(sizes, rates, epochs_left=2, cost=61)
@@ -132,8 +90,8 @@ def test_workers_that_change_speed_get_other_blocks(
     run = eq.train(model, loss, (X, Y), epochs=3, out=tmp_path / "run", **options)
     samples = [w["samples"] for w in run.result["workers"]]
     assert samples == ([75 + 30 + 30, 75 + 120 + 120] if divided else [225, 225])
-    told = [e for e in run.events if e["event"] == "speeds" and e["worker"] == 0]
-    assert [e["divided"] for e in told] == ([True, False] if divided else [False, False])
+    reports = [e for e in run.events if e["event"] == "speeds" and e["worker"] == 0]
+    assert [e["divided"] for e in reports] == ([True, False] if divided else [False, False])
     if divided:
         table[0] = table[1]
         resumed = eq.train(model, loss, (X, Y), epochs=4, out=tmp_path / "run", resume=True, **options)
@@ -197,7 +155,7 @@ def test_blocks_are_computed_once(virtual: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("virtual", [True, False])
 def test_worker_0_computes_and_all_have_the_same(virtual: bool, tmp_path: Path) -> None:
-    """As under torchrun, where no parent could do it before."""
+    """As under torchrun, where there is no parent process that could do it first."""
     file = tmp_path / "asked"
 
     def work(comm: Any) -> list[list[int]]:
@@ -206,10 +164,10 @@ def test_worker_0_computes_and_all_have_the_same(virtual: bool, tmp_path: Path) 
         assert comm.ledger.bytes == before
         return [block.tolist() for block in blocks]
 
-    found = eq.spawn(work, 3, virtual=virtual)
+    results = eq.spawn(work, 3, virtual=virtual)
     assert file.read_text() == "asked\n"
-    assert found[0] == found[1] == found[2]
-    assert found[0] == [b.tolist() for b in Counted(str(file)).blocks(Source((X, Y)).view(), 3, 0)]
+    assert results[0] == results[1] == results[2]
+    assert results[0] == [b.tolist() for b in Counted(str(file)).blocks(Source((X, Y)).view(), 3, 0)]
 
 
 def test_what_worker_0_refuses_is_raised_on_all() -> None:
@@ -219,17 +177,3 @@ def test_what_worker_0_refuses_is_raised_on_all() -> None:
         return str(caught.value)
 
     assert eq.spawn(work, 2) == ["no way: do something else"] * 2
-
-
-def test_a_slower_machine_takes_longer_for_its_work_and_not_for_its_waits() -> None:
-    work = Work()
-    time.sleep(0.1)  # as while others keep the processor busy
-    waited = time.perf_counter()
-    work.slow_down(11.0)
-    assert time.perf_counter() - waited < 0.5, "0.1 s on the clock would make it a second"
-    work = Work()
-    while time.process_time() - work.worked < 0.03:
-        pass
-    waited = time.perf_counter()
-    work.slow_down(3.0)
-    assert time.perf_counter() - waited >= 0.06

@@ -1,0 +1,51 @@
+"""Every file of examples/ runs as a script and prints what it promises."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def number(pattern: str, printed: str) -> float:
+    match = re.search(pattern, printed)
+    assert match, printed
+    return float(match[1].replace(",", ""))
+
+
+def own_loop(printed: str) -> None:
+    assert number(r"accuracy of the mean model ([\d.]+)", printed) > 0.8
+    assert number(r"after (\d+) rounds", printed) == 10
+
+
+def train(printed: str) -> None:
+    assert number(r"test accuracy of the mean model ([\d.]+)", printed) > 0.8
+    assert number(r"([\d,]+) bytes sent", printed) > 0
+    assert "@misc{zhang2019decentralized" in printed
+
+
+def compare(printed: str) -> None:
+    seconds = [float(value) for value in re.findall(r"([\d.]+) simulated s", printed)]
+    assert len(seconds) == 3
+    assert seconds == sorted(seconds, reverse=True)  # each choice removes one cost
+
+
+def custom_order(printed: str) -> None:
+    assert number(r"loss of the mean model ([\d.]+)", printed) < 0.1
+
+
+CHECKS: dict[str, Callable[[str], None]] = {check.__name__: check for check in (own_loop, train, compare, custom_order)}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_example(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    CHECKS[path.stem](capsys.readouterr().out)
