@@ -85,7 +85,7 @@ def test_a_file(tmp_path: Path) -> None:
         ({"workers": TWO, "links": {"bandwidth": "0 Mbit"}}, "bandwidth must be above zero"),
         ({"workers": TWO, "links": {"bandwidth": 0}}, "bandwidth must be above zero"),
         ({"workers": TWO, "links": {"bandwidth": "-1 Mbit"}}, "bandwidth must be above zero"),
-        ({"workers": TWO, "links": {"latency": "-1 ms"}}, "latency must not be negative"),
+        ({"workers": TWO, "links": {"latency": "-1 ms"}}, "latency must be finite and not negative"),
         ({"workers": TWO, "links": {"latency": "1 Mbit"}}, "latency = '1 Mbit'"),
         ({"workers": TWO, "links": {"between": {"workers": [0, 1]}}}, "double brackets"),
         ({"workers": TWO, "links": {"between": [{"workers": [0, 2]}]}}, "worker 2 is not one of 0 to 1"),

@@ -63,7 +63,7 @@ def test_weights(weights: str) -> None:
     def loop(comm: Comm) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        weights = []
+        values = []
         with attach(model, optimizer, sync=PeriodicAverage(weights), period=2, share=(comm.rank + 1) / 6) as together:
             for step in range(4):
                 with torch.no_grad():
@@ -71,8 +71,8 @@ def test_weights(weights: str) -> None:
                 model.weight.grad = torch.zeros_like(model.weight)
                 together.batch = samples[comm.rank] if step == 1 else 0 if step < 2 else 7
                 optimizer.step()
-                weights.append(model.weight.item())
-        return weights
+                values.append(model.weight.item())
+        return values
 
     first = {"size": 8 / 6, "uniform": 1.0, "samples": 30 / 20}[weights]
     second = {"size": 8 / 6, "uniform": 1.0, "samples": 1.0}[weights]
