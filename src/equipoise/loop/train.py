@@ -199,6 +199,10 @@ def run_job(
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 
+    if not virtual and workers > 1 and not under_torchrun():
+        # The first optimizer of a process imports much of torch: once here, not in every forked worker.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
     def work(comm: Any) -> tuple[dict[str, Any], Any]:
         result, state = Worker(job, comm).run()
         return result, state if comm.rank == 0 or under_torchrun() else None
