@@ -17,10 +17,11 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
     `require("numba", "partition", "the submodular partition")` raises "the submodular partition needs numba: pip
     install 'equipoise[partition]'".
     """
+    package = module.partition(".")[0]
     try:
+        importlib.import_module(package)  # first, because a submodule may still be loaded when its package is blocked
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
         needs = f"{purpose} needs {_DISTRIBUTIONS.get(package, package)}"
         if isinstance(error, ModuleNotFoundError):
             raise UserError(f"{needs}: pip install 'equipoise[{extra}]'") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,11 +145,12 @@ class attach:
             self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
             step.follow(self.sampler.order, self.sampler.batch)
         console = Console(self.clock, lambda: None) if self.progress else None
-        self.observer = Observer(self.comm, self.clock, self.log, console=console)
+        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None and self.comm.size > 1:
             self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm))
+        self._since = time.perf_counter()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -156,7 +158,9 @@ class attach:
         if error[0] is None:
             self.sync.finish()
             if self._claimed:
-                self.observer.finished(counters(self.step) | {"models": self._models, "stopped": 0})
+                self.observer.finished(
+                    counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
+                )
         if self._claimed or self.observer.console is not None:
             self.observer.__exit__(*error)
 
@@ -182,18 +186,25 @@ class attach:
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
         self.step.begin(self.batch, largest)
-        self.comm.computed(self.batch)
+        self.step.computed(self.batch, time.perf_counter() - self._since)
         if not self.step.before(self.loss, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step.after()
+        self._count_seconds()
         if self.loss is not None and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+
+    def _count_seconds(self) -> None:
+        """The time since the last step ended, or since an evaluation or a checkpoint did, belongs to this step."""
+        now = time.perf_counter()
+        self.clock.seconds += now - self._since
+        self._since = now
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -213,6 +224,7 @@ class attach:
                     yield self.model
             finally:
                 self.model.train(training)
+                self._since = time.perf_counter()
 
     def evaluate(
         self, data: Any, loss: Callable[[Any, Any], torch.Tensor], names: tuple[str, ...] = ("mean", "centre")
@@ -224,6 +236,7 @@ class attach:
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
         self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
+        self._since = time.perf_counter()
         if self._claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
@@ -263,6 +276,7 @@ class attach:
         epoch = self.sampler.epoch if self.sampler is not None else self.clock.epoch
         path = self.store.save(state, self.clock.step, epoch, self._fingerprint())
         self.observer.emit("checkpoint", path=path.name)
+        self._since = time.perf_counter()
         return path
 
     def resume(self, step: int | None = None) -> int:
@@ -289,6 +303,7 @@ class attach:
         if self.sampler is not None:
             self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
+        self._since = time.perf_counter()
         return self.clock.step
 
     def state_dict(self) -> dict[str, Any]:
