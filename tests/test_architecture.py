@@ -39,7 +39,7 @@ def package_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and package of every import from Equipoise that runs, wherever it stands; those for type checkers do not run."""
+    """Line and package of every import from Equipoise that runs, wherever it stands."""
     parts = path.relative_to(PACKAGE).parts[:-1]
     pending: list[ast.AST] = [ast.parse(path.read_text())]
     while pending:

@@ -1,8 +1,8 @@
 """Every command and every snippet in the documents is run.
 
 Python blocks run as they stand, each document's in one namespace and an empty folder. Of shell blocks every line that
-starts with `equipoise` runs in the same folder. Blocks after `<!-- not run: reason -->` are left out, with the reason in
-the text. Blocks that include a file of `examples/` begin with `{ .python }`: test_examples.py runs those files.
+starts with `equipoise` runs in the same folder. Blocks after `<!-- not run: reason -->` are left out, with the reason
+in the text. Blocks that include a file of `examples/` begin with `{ .python }`: test_examples.py runs those files.
 """
 
 from __future__ import annotations

@@ -171,14 +171,16 @@ def test_accumulated_batches_are_told_from_prefetched_ones() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sampler = eq.Sampler(DATA, batch=8)
-    with (
-        pytest.raises(UserError, match="pass accumulate=2"),
-        eq.attach(model, optimizer, sampler=sampler),
-    ):
-        for number, (x, y) in enumerate(DataLoader(DATA, batch_sampler=sampler)):
-            nn.functional.cross_entropy(model(x), y).backward()
-            if number % 2:
-                optimizer.step()
+
+    def loop() -> None:
+        with eq.attach(model, optimizer, sampler=sampler):
+            for number, (x, y) in enumerate(DataLoader(DATA, batch_sampler=sampler)):
+                nn.functional.cross_entropy(model(x), y).backward()
+                if number % 2:
+                    optimizer.step()
+
+    with pytest.raises(UserError, match="pass accumulate=2"):
+        loop()
 
 
 def test_choices_that_do_not_fit_are_refused_as_in_train() -> None:

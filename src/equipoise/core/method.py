@@ -51,7 +51,7 @@ def option(
 
 
 @dataclasses.dataclass
-class Configurable(ABC):  # noqa: B024  (what it leaves open differs by kind)
+class Configurable(ABC):
     """A dataclass whose options are checked on construction; the base of methods, data sets and models."""
 
     axis: ClassVar[str] = ""  # declared by the base class of each axis

@@ -1,7 +1,7 @@
 """The one step of a worker: what happens around `optimizer.step()`, in `eq.train` and in a user's own loop alike.
 
-    begin -> forward, backward -> computed -> before: observe, sync.before_step
-          -> optimizer.step() -> after: sync.after_step, count
+begin -> forward, backward -> computed -> before: observe, sync.before_step
+      -> optimizer.step() -> after: sync.after_step, count
 """
 
 from __future__ import annotations
