@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_fit, check_settings
 from ..core.context import WorkerInfo, describe
 from ..core.errors import CheckpointError, UserError
+from ..core.random import rng_state
 from ..data.source import Source
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
@@ -115,10 +117,12 @@ class attach:
         self._losses: list[float] = []  # since the last logged step
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
         self._claimed = False  # is the log folder this run's?
+        self._began = 0.0  # when the loop went on to the step in progress
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
         self.comm: Comm = current_comm()
+        self.comm.seed = self.seed
         check_fit(period=self.period_choice, sync=self.sync_choice, workers=self.comm.size)
         self.step = Step(
             self.model,
@@ -143,8 +147,9 @@ class attach:
         self.observer = Observer(self.comm, self.clock, self.log, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
-        if self.scaler is not None and self.comm.size > 1:
-            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm))
+        if self.scaler is not None:
+            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
+        self._began = time.perf_counter()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -166,30 +171,62 @@ class attach:
         if self.sampler is not None:
             chosen = self.sampler
             methods |= {"partition": chosen.partition, "order": chosen.order_choice, "batch": chosen.batch_choice}
-        settings = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
+        settings: dict[str, Any] = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
+        if self.sampler is not None:
+            settings |= {"drop_last": self.sampler.drop_last, "examples": len(self.sampler.source)}
         return flattened(tables_of(methods) | settings)
 
     # -- the step ------------------------------------------------------------------------------------------------------
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
+        spent = time.perf_counter() - self._began
         self._open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
+            self.clock.epoch = self.sampler.epoch
         self.step.begin(self.batch, largest)
-        self.comm.computed(self.batch)
-        if not self.step.before(self.loss, places):
+        self._count_seconds(spent)
+        # A worker that has run dry was given an example again: its loss is nobody's.
+        if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step.after()
-        if self.loss is not None and math.isfinite(self.loss):
+        self.clock.seconds += time.perf_counter() - self._began
+        if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+        self._began = time.perf_counter()
+
+    def _skipped(self) -> None:
+        """The scaler met an overflow: the batch was used, by a step that no worker takes."""
+        if self.sampler is not None:
+            _, _, places = self.sampler.use(self.accumulate)
+            if self.sampler.order.watches and places is not None:
+                self.sampler.order.observe(places[:0], None)
+
+    def _count_seconds(self, spent: float) -> None:
+        """What this worker's gradient took: simulated seconds where time is simulated."""
+        simulated = self.comm.computed(self.batch)
+        if self.comm.virtual:
+            self.clock.busy += simulated
+        else:
+            self.clock.busy += spent
+            self.comm.ledger.compute += spent
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Evaluations and checkpoints are no part of the step in progress."""
+        entered = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._began += time.perf_counter() - entered
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -198,7 +235,7 @@ class attach:
 
         Nothing of the training state changes: parameters and buffers are back when the block ends.
         """
-        with self.comm.uncounted():
+        with self._aside(), self.comm.uncounted():
             vector = vector_of(self.step, name)
             if vector is None:
                 raise UserError(f"{type(self.sync).__name__} has no {name}: evaluate local or mean")
@@ -219,9 +256,10 @@ class attach:
         """
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, Task(source, loss, device), names)
-        if self._claimed or self.observer.console is not None:
-            self.observer.evaluated(self._models, health(self.step))
+        with self._aside():
+            self._models = evaluate(self.step, Task(source, loss, device), names)
+            if self._claimed or self.observer.console is not None:
+                self.observer.evaluated(self._models, health(self.step))
         return self._models
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -252,13 +290,15 @@ class attach:
         """
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
-        self._open_log(resumed=False)
-        self.step.refuse_nonfinite_parameters()
-        state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        state |= self.state_dict()
-        epoch = self.sampler.epoch if self.sampler is not None else self.clock.epoch
-        path = self.store.save(state, self.clock.step, epoch, self._fingerprint())
-        self.observer.emit("checkpoint", path=path.name)
+        with self._aside():
+            self._open_log(resumed=False)
+            self.step.refuse_nonfinite_parameters()
+            state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+            state |= self.state_dict()
+            # Those of the average worker, where each takes its own number of steps.
+            steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
+            path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
+            self.observer.emit("checkpoint", path=path.name)
         return path
 
     def resume(self, step: int | None = None) -> int:
@@ -282,7 +322,10 @@ class attach:
         state = read_worker(path, manifest, self.comm.rank)
         load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         self.load_state_dict(state)
+        if self.sampler is not None:
+            self.sampler.resumed_with(rng_state())
         self._open_log(resumed=True, checkpoint=path)
+        self._began = time.perf_counter()
         return self.clock.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
 from ..core.context import Context, describe
 from ..core.errors import UserError
+from ..core.random import set_rng_state
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
@@ -76,6 +77,7 @@ class Sampler:
         self._started = False  # has an optimizer step used a batch of this iteration?
         self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
+        self._rng: tuple[Any, ...] | None = None  # of a resumed loop that is in the middle of an epoch
 
     def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
         if not speeds_are_measured(self.partition):
@@ -126,6 +128,9 @@ class Sampler:
         if position.steps_left == 0:
             self.epoch += 1
             position.begin(self.epoch)
+        if self._rng is not None:
+            set_rng_state(self._rng)
+            self._rng = None
         self._starts, self.finished = [position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
@@ -201,3 +206,10 @@ class Sampler:
         self.epoch = state["epoch"]
         self.position.load_state_dict(state["position"])
         self._starts, self.finished = [], 0
+
+    def resumed_with(self, rng: tuple[Any, ...]) -> None:
+        """A loader draws a random number when it is iterated over. A loop that goes on in the middle of an epoch did so long
+        before its checkpoint: the next iteration finds the global generators as they are now.
+        """
+        position = self.position
+        self._rng = rng if position.steps_left and position.taken.any() else None
