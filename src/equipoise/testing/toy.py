@@ -23,6 +23,7 @@ from ..loop.result import counters
 from ..loop.sampler import Sampler
 from ..loop.train import Run
 from ..loop.train import train as train_job
+from ..simulate.cluster import Cluster
 from ..sync.periodic_average import PeriodicAverage
 
 EXAMPLES, WORKERS, STEPS = 203, 4, 18  # an epoch of batches of 8 is 7 steps: the third has begun
@@ -70,14 +71,15 @@ def attach(
     virtual: bool = True,
     seed: int = 0,
     log: Path | None = None,
+    cluster: Cluster | None = None,
+    num_workers: int = 0,
     **changes: Any,
 ) -> dict[str, Any]:
     """The same by a user's own loop; the counters of its end. With `log`, it first resumes and at its end writes a checkpoint.
 
-    changes: other choices, and `num_workers` of the loader.
+    num_workers: of the loader. changes: other choices, and arguments of `eq.attach`.
     """
     chosen = {**choices(method), **changes}
-    num_workers = chosen.pop("num_workers", 0)
     drawn = {axis: chosen.pop(axis) for axis in ("partition", "order", "batch") if axis in chosen}
     lockstep = chosen_period(chosen.get("period")).lockstep
     data = TensorDataset(INPUTS, TARGETS)
@@ -93,7 +95,8 @@ def attach(
             if log is not None:
                 together.resume()
             over = ends(comm, together, steps, lockstep)
-            while not over():
+            ended = over()
+            while not ended:
                 for x, y in loader:
                     sgd.zero_grad()
                     with sampler.watching(net):
@@ -101,13 +104,14 @@ def attach(
                         loss.backward()
                     together.loss = loss.item()
                     sgd.step()
-                    if over():
+                    ended = over()
+                    if ended:
                         break
             if log is not None:
                 together.checkpoint()
         return counters(together.step)
 
-    result: dict[str, Any] = spawn(loop, workers, virtual=virtual, deterministic=True)[0]
+    result: dict[str, Any] = spawn(loop, workers, virtual=virtual, cluster=cluster, deterministic=True)[0]
     return result
 
 
