@@ -28,11 +28,11 @@ def seen(vectors: np.ndarray, sizes: list[int], **options: bool) -> Evidence:
     n = np.asarray(sizes, dtype=float)
     v = n @ vectors / n.sum()
     products = (vectors @ v).tolist() if options.pop("along", False) else None
-    found = across_workers(
+    estimate = across_workers(
         (vectors**2).sum(1).tolist(), float(v @ v), n.tolist(), n.tolist(), products=products, **options
     )
-    assert found is not None
-    return found
+    assert estimate is not None
+    return estimate
 
 
 def many(sizes: list[int], count: int = 4000) -> list[Evidence]:
@@ -42,11 +42,11 @@ def many(sizes: list[int], count: int = 4000) -> list[Evidence]:
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8, 8], [16, 16], [4, 8, 16, 64, 7]])
 def test_variance_and_norm_are_unbiased_for_equal_and_unequal_sizes(sizes: list[int]) -> None:
-    found = many(sizes)
+    estimate = many(sizes)
     for values, truth in (
-        ([e.variance for e in found], TRACE),
-        ([e.square for e in found], float(MEAN @ MEAN)),
-        ([e.norm for e in found], float(MEAN @ MEAN) + TRACE / sum(sizes)),
+        ([e.variance for e in estimate], TRACE),
+        ([e.square for e in estimate], float(MEAN @ MEAN)),
+        ([e.norm for e in estimate], float(MEAN @ MEAN) + TRACE / sum(sizes)),
     ):
         error = np.std(values) / math.sqrt(len(values))
         assert abs(np.mean(values) - truth) < 4 * error
@@ -75,19 +75,19 @@ def test_for_equal_sizes_it_is_the_formula_of_the_paper() -> None:
     vectors = drawn(np.random.default_rng(3), [b] * workers)
     mean = vectors.mean(0)
     variance = b / (workers - 1) * ((vectors - mean) ** 2).sum()
-    found = seen(vectors, [b] * workers)
-    assert found.variance == pytest.approx(variance, rel=1e-12)
-    assert found.variance / (eta**2 * found.norm * workers) == pytest.approx(
+    estimate = seen(vectors, [b] * workers)
+    assert estimate.variance == pytest.approx(variance, rel=1e-12)
+    assert estimate.variance / (eta**2 * estimate.norm * workers) == pytest.approx(
         variance / (workers * eta**2 * mean @ mean), rel=1e-12
     )
 
 
 def test_own_gradients_are_tested_with_their_own_norm_and_noise() -> None:
     vectors = drawn(np.random.default_rng(4), [8] * 4)
-    found = seen(vectors, [8] * 4, own=True)
-    assert found.parts == 4
-    assert found.noise == pytest.approx(1 / 8)
-    assert found.norm == pytest.approx(found.square + found.variance / 8)
+    estimate = seen(vectors, [8] * 4, own=True)
+    assert estimate.parts == 4
+    assert estimate.noise == pytest.approx(1 / 8)
+    assert estimate.norm == pytest.approx(estimate.square + estimate.variance / 8)
     everybody = np.mean([(seen(drawn(np.random.default_rng(s), [8] * 4), [8] * 4, own=True)).norm for s in range(2000)])
     assert everybody == pytest.approx(float(MEAN @ MEAN) + TRACE / 8, rel=0.01)
 
@@ -96,17 +96,19 @@ def test_invariances() -> None:
     rng = np.random.default_rng(5)
     sizes = [8, 4, 16, 8]
     vectors = drawn(rng, sizes)
-    found = seen(vectors, sizes, along=True)
+    estimate = seen(vectors, sizes, along=True)
     turn, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
     swap = [2, 0, 3, 1]
     turned = seen(vectors @ turn, sizes, along=True)
     swapped = seen(vectors[swap], [sizes[i] for i in swap], along=True)
     for other in (turned, swapped):
-        np.testing.assert_allclose(other[:5], found[:5], rtol=1e-11)
+        np.testing.assert_allclose(other[:5], estimate[:5], rtol=1e-11)
     scaled = seen(3 * vectors, sizes, along=True)
-    np.testing.assert_allclose([scaled.variance, scaled.square], [9 * found.variance, 9 * found.square], rtol=1e-12)
-    assert scaled.along == pytest.approx(81 * found.along, rel=1e-12)
-    assert scaled.noise == found.noise
+    np.testing.assert_allclose(
+        [scaled.variance, scaled.square], [9 * estimate.variance, 9 * estimate.square], rtol=1e-12
+    )
+    assert scaled.along == pytest.approx(81 * estimate.along, rel=1e-12)
+    assert scaled.noise == estimate.noise
 
 
 def test_pieces_add_up_to_the_whole_in_any_cut_and_at_any_scale() -> None:
@@ -146,9 +148,9 @@ def test_a_worker_without_examples_does_not_count() -> None:
 
 def test_what_is_not_finite_is_known() -> None:
     for bad in (math.nan, math.inf):
-        found = across_workers([bad, 1.0], bad, [8.0, 8.0], [8.0, 8.0])
-        assert found is not None
-        assert not found.finite
+        estimate = across_workers([bad, 1.0], bad, [8.0, 8.0], [8.0, 8.0])
+        assert estimate is not None
+        assert not estimate.finite
 
 
 def test_examples_give_unbiased_estimates_too() -> None:
@@ -159,7 +161,7 @@ def test_examples_give_unbiased_estimates_too() -> None:
         means = rows.mean(1)
         spreads = ((rows - means[:, None]) ** 2).sum((1, 2))
         mean = means.mean(0)
-        found = across_examples(
+        estimate = across_examples(
             spreads.tolist(),
             [8.0, 8.0],
             (means**2).sum(1).tolist(),
@@ -167,10 +169,10 @@ def test_examples_give_unbiased_estimates_too() -> None:
             [8.0, 8.0],
             products=[7.0, 7.0],
         )
-        assert found is not None
-        variances.append(found.variance)
-        squares.append(found.square)
-        alongs.append(found.along)
+        assert estimate is not None
+        variances.append(estimate.variance)
+        squares.append(estimate.square)
+        alongs.append(estimate.along)
     assert np.mean(variances) == pytest.approx(TRACE, rel=0.01)
     assert np.mean(squares) == pytest.approx(float(MEAN @ MEAN), rel=0.03)
     assert set(alongs) == {1.0}  # 14 squares over 14 degrees of freedom
@@ -192,6 +194,6 @@ def test_the_pseudo_gradient_is_too_low_by_the_way_times_the_curvature(way: floa
         for _ in range(local):
             x -= lr * (curvature * x + rng.standard_normal((workers, dim)) / math.sqrt(batch))
         v = -x / (lr * local)
-        found = seen(v, [batch * local] * workers)
-        values.append(found.variance / dim)
+        estimate = seen(v, [batch * local] * workers)
+        values.append(estimate.variance / dim)
     assert np.mean(values) == pytest.approx(ratio, abs=0.012)

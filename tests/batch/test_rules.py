@@ -44,8 +44,8 @@ def evidence(variance: float, square: float, total: float = 1e12, **more: float)
     return Evidence(variance, square, 1 / total, 1, **more)
 
 
-def feed(rule: Any, found: Evidence | None, notes: list[list[float]] | None = None) -> list[int]:
-    rule.decide(found, notes or [told(size) for size in rule.sizes()])
+def feed(rule: Any, estimate: Evidence | None, notes: list[list[float]] | None = None) -> list[int]:
+    rule.decide(estimate, notes or [told(size) for size in rule.sizes()])
     return rule.sizes()
 
 
@@ -73,17 +73,17 @@ def test_a_test_that_passes_changes_nothing_and_says_so() -> None:
 
 
 def test_debiasing_takes_the_noise_out_of_the_norm() -> None:
-    found = evidence(variance=64.0, square=1.0, total=64)
+    estimate = evidence(variance=64.0, square=1.0, total=64)
     plain = bound(eq.batch.NormTest(start=16, eta=0.5, growth=math.inf))
     debiased = bound(eq.batch.NormTest(start=16, eta=0.5, growth=math.inf, debias=True))
-    assert feed(plain, found) == [math.ceil(64 / (0.25 * 2.0) / 4)] * 4
-    assert feed(debiased, found) == [math.ceil(64 / (0.25 * 1.0) / 4)] * 4
+    assert feed(plain, estimate) == [math.ceil(64 / (0.25 * 2.0) / 4)] * 4
+    assert feed(debiased, estimate) == [math.ceil(64 / (0.25 * 1.0) / 4)] * 4
 
 
 def test_own_gradients_need_as_much_on_each_worker() -> None:
-    found = Evidence(variance=64.0, square=1.0, noise=1 / 16, parts=4)
+    estimate = Evidence(variance=64.0, square=1.0, noise=1 / 16, parts=4)
     rule = bound(eq.batch.NormTest(start=16, eta=1.0, tested="own", debias=True, growth=math.inf))
-    assert feed(rule, found) == [64] * 4
+    assert feed(rule, estimate) == [64] * 4
 
 
 def test_inner_product_and_augmented_against_single_examples() -> None:
@@ -95,14 +95,14 @@ def test_inner_product_and_augmented_against_single_examples() -> None:
     direction = v / np.linalg.norm(v)
     rest = rows - np.outer(rows @ direction, direction)
     across = ((rest - rest.mean(0)) ** 2).sum() / 7
-    found = seen(rows, [1] * 8, along=True)
-    assert found.along == pytest.approx(along)
+    estimate = seen(rows, [1] * 8, along=True)
+    assert estimate.along == pytest.approx(along)
     rule = bound(eq.batch.InnerProduct(start=1, theta=0.1, growth=math.inf), workers=8)
-    assert feed(rule, found) == [math.ceil(along / (0.01 * (v @ v) ** 2) / 8)] * 8
+    assert feed(rule, estimate) == [math.ceil(along / (0.01 * (v @ v) ** 2) / 8)] * 8
     for theta, nu in ((0.05, 5.0), (5.0, 0.05)):
         rule = bound(eq.batch.Augmented(start=1, theta=theta, nu=nu, growth=math.inf), workers=8)
         need = max(along / (theta**2 * (v @ v) ** 2), across / (nu**2 * (v @ v)))
-        assert feed(rule, found) == [math.ceil(need / 8)] * 8
+        assert feed(rule, estimate) == [math.ceil(need / 8)] * 8
     assert rule.events[-1]["across"] == pytest.approx(across)
 
 

@@ -59,7 +59,7 @@ def test_each_example_of_the_epoch_once(before: int, after: int, virtual: bool, 
     assert last.result["epochs"] == 3.0
 
 
-def test_stopped_in_the_dealt_epoch_and_resumed_on_yet_another_number(tmp_path: Path) -> None:
+def test_stopped_in_a_redistributed_epoch_and_resumed_on_yet_another_number(tmp_path: Path) -> None:
     data, run = Watched(tmp_path / "log"), tmp_path / "run"
     how = {"batch": 2, "test": TEST, "out": run}
     for workers, steps in ((4, 2), (3, 4), (3, 5), (2, 7)):

@@ -22,7 +22,8 @@ from equipoise.observe.events import read_events
 from ..comm.workers import both
 from ..loop.problem import DATA, adam, momentum, plain, train, with_norm
 
-# Two workers with 26 examples, batches of 6: five steps an epoch. Stops are in the middle of an epoch, and one at its end.
+# Two workers with 26 examples, batches of 6: five steps an epoch. Stops are in the middle of an epoch, and one at its
+# end.
 KEYS = ("params_sha256", "models", "steps", "samples", "epochs", "rounds", "messages", "bytes", "consensus")
 
 
@@ -214,7 +215,9 @@ def test_events_are_one_history(tmp_path: Path) -> None:
 def test_a_signal_ends_the_run_with_a_checkpoint(
     number: signal.Signals, code: int, virtual: bool, tmp_path: Path
 ) -> None:
-    """All workers agree on the step after which they stop, also in the middle of an epoch, and the rest can be had later."""
+    """All workers agree on the step after which they stop, also in the middle of an epoch, and the rest can be had
+    later.
+    """
     told = tmp_path / "told"
 
     def interrupted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,9 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write, sync, rename and removal is once the last thing that happens; what is on disk resumes to the same bits."""
+    """Each write, sync, rename and removal is once the last thing that happens; what is on disk resumes to the same
+    bits.
+    """
     left = [10**9]
 
     def counted(original: Any) -> Any:
@@ -265,7 +267,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_out(kind: str, run: Path) 
 
 def test_another_format_is_refused(run: Path) -> None:
     rewrite(run / "checkpoints" / "step-4" / "manifest.json", format=99)
-    with pytest.raises(CheckpointError, match="has format 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match="has format 99, this version reads 2"):
         resume(run)
 
 
@@ -306,13 +308,13 @@ def test_code_in_a_file_is_not_run(virtual: bool, run: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch": 5}, r"batch: Fixed\(size=6\) in the checkpoint, Fixed\(size=5\) now"),
+        ({"batch": 5}, "batch.size: 6 in the checkpoint, 5 now"),
         ({"seed": 3}, "seed: 0 in the checkpoint, 3 now"),
-        ({"sync": eq.sync.NoSync()}, r"sync: AllReduce\(.*\) in the checkpoint, NoSync\(\) now"),
-        ({"order": eq.order.Sequential()}, "order: Reshuffle.* in the checkpoint, Sequential"),
-        ({"partition": eq.partition.Contiguous()}, "partition: IID.* in the checkpoint, Contiguous"),
+        ({"sync": eq.sync.NoSync()}, "sync.name: all-reduce in the checkpoint, none now"),
+        ({"order": eq.order.Sequential()}, "order.name: reshuffle in the checkpoint, sequential now"),
+        ({"partition": eq.partition.Contiguous()}, "partition.name: iid in the checkpoint, contiguous now"),
         ({"clip": 1.0}, "clip: None in the checkpoint, 1.0 now"),
-        ({"buffers": "average"}, "buffers: 'local' in the checkpoint, 'average' now"),
+        ({"buffers": "average"}, "buffers: local in the checkpoint, average now"),
         ({"drop_last": True}, "drop_last: False in the checkpoint, True now"),
         ({"optimizer": adam}, "optimizer: SGD in the checkpoint, Adam now"),
         (
@@ -334,7 +336,7 @@ def test_several_differences_are_listed(run: Path) -> None:
         resume(run, batch=5, seed=3)
     lines = str(caught.value).splitlines()
     assert lines[0] == "the checkpoint belongs to another recipe:"
-    assert [line.split(":")[0] for line in lines[1:]] == ["  batch", "  seed"]
+    assert [line.split(":")[0] for line in lines[1:]] == ["  batch.size", "  seed"]
 
 
 def test_other_data_is_refused(run: Path) -> None:

@@ -21,31 +21,31 @@ SIZES = (1, 2, 3, 4, 5)
 def everything(comm: Any) -> dict[str, Any]:
     """Whole numbers, so that every order of summation is exact."""
     r, n = comm.rank, comm.size
-    found: dict[str, Any] = {"rank": r, "size": n}
+    results: dict[str, Any] = {"rank": r, "size": n}
     for count in (1, 2, 7, 12):  # fewer than the workers, and not a multiple of them
         v = torch.arange(count, dtype=torch.float32) + 10 * r
-        found[f"sum {count}"] = comm.sum(v).tolist()
-        found[f"in place {count}"] = v.tolist()
-        found[f"mean {count}"] = comm.mean(torch.full((count,), float(r))).tolist()
-        found[f"gather {count}"] = comm.gather(torch.full((count,), r)).tolist()
-        found[f"broadcast {count}"] = comm.broadcast(torch.full((count,), r), source=n - 1).tolist()
-    found["2-d"] = comm.sum(torch.full((2, 3), r + 1)).tolist()
-    found["0-d"] = comm.sum(torch.tensor(r + 1.0)).item()
-    found["strided"] = comm.sum(torch.full((3, 2), r + 1.0).t()).tolist()
+        results[f"sum {count}"] = comm.sum(v).tolist()
+        results[f"in place {count}"] = v.tolist()
+        results[f"mean {count}"] = comm.mean(torch.full((count,), float(r))).tolist()
+        results[f"gather {count}"] = comm.gather(torch.full((count,), r)).tolist()
+        results[f"broadcast {count}"] = comm.broadcast(torch.full((count,), r), source=n - 1).tolist()
+    results["2-d"] = comm.sum(torch.full((2, 3), r + 1)).tolist()
+    results["0-d"] = comm.sum(torch.tensor(r + 1.0)).item()
+    results["strided"] = comm.sum(torch.full((3, 2), r + 1.0).t()).tolist()
     part = torch.zeros(4, 2)
     comm.sum(part[:, 0].add_(1.0))
-    found["column"] = part.tolist()
-    found["empty"] = comm.sum(torch.empty(0)).tolist()
+    results["column"] = part.tolist()
+    results["empty"] = comm.sum(torch.empty(0)).tolist()
     message = torch.tensor([3.0 * r, 30.0 * r, float(r)])  # the vector (3, 30) with weight r
-    found["weighted"] = comm.weighted_mean(message), message[:2].tolist()
-    found["no weight"] = comm.weighted_mean(torch.zeros(3))
-    found["objects"] = comm.gather_objects({"rank": r, "text": "x" * r})
+    results["weighted"] = comm.weighted_mean(message), message[:2].tolist()
+    results["no weight"] = comm.weighted_mean(torch.zeros(3))
+    results["objects"] = comm.gather_objects({"rank": r, "text": "x" * r})
     barrier(comm)
-    found["counter"] = comm.counter("a", r + 1), comm.counter("b", 1)
+    results["counter"] = comm.counter("a", r + 1), comm.counter("b", 1)
     barrier(comm)
-    found["counter in the end"] = comm.counter("a", 0)
-    found["still there"] = comm.sum(torch.ones(1)).item()
-    return found
+    results["counter in the end"] = comm.counter("a", 0)
+    results["still there"] = comm.sum(torch.ones(1)).item()
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -58,33 +58,33 @@ def ran() -> dict[tuple[int, bool], list[dict[str, Any]]]:
 def test_every_collective_is_right(ran: Any, size: int, virtual: bool) -> None:
     ranks = range(size)
     total = sum(ranks)
-    for r, found in enumerate(ran[size, virtual]):
-        assert (found["rank"], found["size"]) == (r, size)
+    for r, results in enumerate(ran[size, virtual]):
+        assert (results["rank"], results["size"]) == (r, size)
         for count in (1, 2, 7, 12):
-            assert found[f"sum {count}"] == [size * i + 10 * total for i in range(count)]
-            assert found[f"in place {count}"] == found[f"sum {count}"]
-            assert found[f"mean {count}"] == [total / size] * count
-            assert found[f"gather {count}"] == [[s] * count for s in ranks]
-            assert found[f"broadcast {count}"] == [size - 1] * count
-        assert found["2-d"] == [[total + size] * 3] * 2
-        assert found["0-d"] == total + size
-        assert found["strided"] == [[float(total + size)] * 3] * 2
-        assert found["column"] == [[float(size), 0.0]] * 4
-        assert found["empty"] == []
-        weight, mean = found["weighted"]
+            assert results[f"sum {count}"] == [size * i + 10 * total for i in range(count)]
+            assert results[f"in place {count}"] == results[f"sum {count}"]
+            assert results[f"mean {count}"] == [total / size] * count
+            assert results[f"gather {count}"] == [[s] * count for s in ranks]
+            assert results[f"broadcast {count}"] == [size - 1] * count
+        assert results["2-d"] == [[total + size] * 3] * 2
+        assert results["0-d"] == total + size
+        assert results["strided"] == [[float(total + size)] * 3] * 2
+        assert results["column"] == [[float(size), 0.0]] * 4
+        assert results["empty"] == []
+        weight, mean = results["weighted"]
         assert weight == total
         assert mean == ([3.0, 30.0] if total else [0.0, 0.0])
-        assert found["no weight"] == 0
-        assert found["objects"] == [{"rank": s, "text": "x" * s} for s in ranks]
-        assert found["counter in the end"] == total + size
-        assert found["still there"] == size
+        assert results["no weight"] == 0
+        assert results["objects"] == [{"rank": s, "text": "x" * s} for s in ranks]
+        assert results["counter in the end"] == total + size
+        assert results["still there"] == size
 
 
 @both
 @pytest.mark.parametrize("size", SIZES)
 def test_a_counter_gives_every_value_once(ran: Any, size: int, virtual: bool) -> None:
-    assert sorted(found["counter"][1] for found in ran[size, virtual]) == list(range(1, size + 1))
-    after = [found["counter"][0] for found in ran[size, virtual]]
+    assert sorted(results["counter"][1] for results in ran[size, virtual]) == list(range(1, size + 1))
+    after = [results["counter"][0] for results in ran[size, virtual]]
     assert max(after) == size * (size + 1) // 2
     assert len(set(after)) == size
 
@@ -92,8 +92,8 @@ def test_a_counter_gives_every_value_once(ran: Any, size: int, virtual: bool) ->
 @both
 def test_a_counter_loses_nothing_when_all_ask_at_once(virtual: bool) -> None:
     ran = run(lambda comm: [comm.counter("many", 2) for _ in range(50)], 4, virtual)
-    assert sorted(value for found in ran for value in found) == list(range(2, 402, 2))
-    assert all(found == sorted(found) for found in ran)
+    assert sorted(value for results in ran for value in results) == list(range(2, 402, 2))
+    assert all(results == sorted(results) for results in ran)
 
 
 # -- the deterministic sum ----------------------------------------------------------------------------------------
@@ -102,12 +102,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def sums(comm: Any) -> list[str]:
-    found = [comm.sum(values(comm.rank, count)) for count in LENGTHS]
-    found += [comm.mean(values(comm.rank, 1001, dtype)) for dtype in DTYPES]
+    results = [comm.sum(values(comm.rank, count)) for count in LENGTHS]
+    results += [comm.mean(values(comm.rank, 1001, dtype)) for dtype in DTYPES]
     message = values(comm.rank, 1001).mul_(comm.rank + 0.3)
     message[-1] = comm.rank + 0.3
     comm.weighted_mean(message)
-    return [digest(t) for t in (*found, message)]
+    return [digest(t) for t in (*results, message)]
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
@@ -145,8 +145,8 @@ def test_the_usual_sum_is_right_to_rounding() -> None:
 
     exact = sum(values(r, 1001).double() for r in range(4))
     bound = 3 * torch.finfo(torch.float32).eps / 2 * sum(values(r, 1001).double().abs() for r in range(4))
-    for found in run(usual, 4, False):
-        assert ((found.double() - exact).abs() <= bound).all()
+    for results in run(usual, 4, False):
+        assert ((results.double() - exact).abs() <= bound).all()
 
 
 def test_sums_of_changing_length_do_not_disturb_each_other() -> None:
@@ -181,8 +181,8 @@ def test_gathered_values_belong_to_the_caller(virtual: bool) -> None:
         again = comm.gather_objects([comm.rank]), comm.gather(torch.full((2,), float(comm.rank)))
         return objects, stacked.tolist(), again[0], again[1].tolist()
 
-    for found in run(work, 2, virtual):
-        assert found == ([[0, 77], [1]], [[77.0, 77.0], [1.0, 1.0]], [[0], [1]], [[0.0, 0.0], [1.0, 1.0]])
+    for results in run(work, 2, virtual):
+        assert results == ([[0, 77], [1]], [[77.0, 77.0], [1.0, 1.0]], [[0], [1]], [[0.0, 0.0], [1.0, 1.0]])
 
 
 @both
@@ -191,10 +191,10 @@ def test_results_come_back_by_rank_whatever_they_are(virtual: bool) -> None:
         big = torch.full((300_000,), float(comm.rank))
         return {"tensor": big, "array": big.numpy()[:3], "none": None, "text": "é" * comm.rank}
 
-    for r, found in enumerate(run(work, 3, virtual)):
-        assert torch.equal(found["tensor"], torch.full((300_000,), float(r)))
-        assert found["array"].tolist() == [r, r, r]
-        assert found["text"] == "é" * r
+    for r, results in enumerate(run(work, 3, virtual)):
+        assert torch.equal(results["tensor"], torch.full((300_000,), float(r)))
+        assert results["array"].tolist() == [r, r, r]
+        assert results["text"] == "é" * r
 
 
 @both
@@ -235,18 +235,18 @@ def test_many_launches_in_a_row() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_stream_is_summed_as_a_vector_and_its_end_is_taken_first(size: int, count: int, virtual: bool) -> None:
     def work(comm: Any) -> tuple[bool, list[tuple[int, int]], int, int]:
-        mine, found, seen = values(comm.rank, count), torch.zeros(count), []
+        mine, results, seen = values(comm.rank, count), torch.zeros(count), []
 
         def fill(start: int, out: torch.Tensor) -> None:
             out.copy_(mine[start : start + len(out)])
 
         def take(start: int, total: torch.Tensor) -> None:
-            found[start : start + len(total)] = total
+            results[start : start + len(total)] = total
             seen.append((start, start + len(total)))
 
         comm.sum_stream(Stream(count, torch.float32, mine.device, fill, take))
         sent = comm.ledger.bytes
-        right = torch.equal(found, in_rank_order([values(r, count) for r in range(size)]))
+        right = torch.equal(results, in_rank_order([values(r, count) for r in range(size)]))
         comm.sum(mine)
         return right, seen, sent, comm.ledger.bytes - sent
 

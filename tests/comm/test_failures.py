@@ -52,7 +52,7 @@ def test_a_worker_that_raises_is_named(virtual: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("error", [UserError("pass --this"), CheckpointError("mend that")])
+@pytest.mark.parametrize("error", [UserError("pass --this"), CheckpointError("fix that")])
 def test_an_error_for_the_user_arrives_as_it_is(error: UserError, virtual: bool) -> None:
     def work(comm: Any) -> None:
         comm.sum(torch.ones(1))

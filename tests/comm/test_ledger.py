@@ -36,12 +36,12 @@ def test_a_gather_and_a_broadcast(elements: int, size: int, source: int) -> None
 
 
 def counted(comm: Any) -> dict[str, tuple[int, int]]:
-    found = {}
+    counts = {}
 
     def measure(name: str, call: Any) -> None:
         before = comm.ledger.messages, comm.ledger.bytes
         call()
-        found[name] = comm.ledger.messages - before[0], comm.ledger.bytes - before[1]
+        counts[name] = comm.ledger.messages - before[0], comm.ledger.bytes - before[1]
 
     n, r = comm.size, comm.rank
     measure("sum", lambda: comm.sum(torch.ones(10)))
@@ -61,7 +61,7 @@ def counted(comm: Any) -> dict[str, tuple[int, int]]:
             pass
         measure("still uncounted", lambda: comm.sum(torch.ones(10)))
     measure("counted again", lambda: comm.sum(torch.ones(10)))
-    return found
+    return counts
 
 
 @both
@@ -69,17 +69,17 @@ def counted(comm: Any) -> dict[str, tuple[int, int]]:
 def test_the_ledger_of_each_worker(size: int, virtual: bool) -> None:
     # 10 elements over 3 workers are chunks of 4, 3, 3; over 4 workers 3, 3, 2, 2.
     chunks = {1: [10], 2: [5, 5], 3: [4, 3, 3], 4: [3, 3, 2, 2]}[size]
-    for rank, found in enumerate(run(counted, size, virtual)):
+    for rank, counts in enumerate(run(counted, size, virtual)):
         elements = (10 - chunks[rank]) + chunks[rank] * (size - 1) if size > 1 else 0
         mean = 2 * (size - 1), 4 * elements
-        assert found["sum"] == found["weighted"] == found["counted again"] == mean
-        assert found["mean"] == (mean[0], 8 * elements)
-        assert found["half"] == (mean[0], 2 * elements)
-        assert found["gather"] == (size - 1, 24 * (size - 1))
-        assert found["broadcast"] == ((size - 1, 20 * (size - 1)) if rank == size - 1 else (0, 0))
-        assert found["objects"] == found["counter"] == found["uncounted"] == found["still uncounted"] == (0, 0)
+        assert counts["sum"] == counts["weighted"] == counts["counted again"] == mean
+        assert counts["mean"] == (mean[0], 8 * elements)
+        assert counts["half"] == (mean[0], 2 * elements)
+        assert counts["gather"] == (size - 1, 24 * (size - 1))
+        assert counts["broadcast"] == ((size - 1, 20 * (size - 1)) if rank == size - 1 else (0, 0))
+        assert counts["objects"] == counts["counter"] == counts["uncounted"] == counts["still uncounted"] == (0, 0)
         if size > 1:
-            assert found["exchange"] == (1, 28)
+            assert counts["exchange"] == (1, 28)
 
 
 def test_counting_goes_on_after_an_error_inside_uncounted() -> None:

@@ -1,4 +1,4 @@
-"""The whole command, small: resumed, interrupted, with choices that fail."""
+"""The complete command, small: resumed, interrupted, with choices that fail."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "reaches accuracy=0.6 in" in said
     assert "written: c/report.html" in said
-    found = json.loads((here / "c" / "compare.json").read_text())
-    assert found["measure"] == "simulated_seconds"
-    assert found["sentence"] in said
-    assert {row["name"] for row in found["rows"]} == {"all-reduce", "none"}
-    assert [run["state"] for run in found["runs"]] == ["done"] * 2
+    table = json.loads((here / "c" / "compare.json").read_text())
+    assert table["measure"] == "simulated_seconds"
+    assert table["sentence"] in said
+    assert {row["name"] for row in table["rows"]} == {"all-reduce", "none"}
+    assert [run["state"] for run in table["runs"]] == ["done"] * 2
     reached = json.loads((here / "c" / "all-reduce" / "seed-0" / "result.json").read_text())["reached"]
     assert reached["metric"] == "accuracy"
-    assert found["sentence"] in (here / "c" / "compare.md").read_text()
+    assert table["sentence"] in (here / "c" / "compare.md").read_text()
     assert len((here / "c" / "compare.csv").read_text().splitlines()) == 3
     page = (here / "c" / "report.html").read_text()
     assert "all-reduce" in page
@@ -139,9 +139,9 @@ def test_one_target_and_no_torchrun(
 
 def test_processes(here: Path) -> None:
     assert compare("--vary", "period=1,2", "--seeds", 1, "--processes", "--until", "loss=2", "--out", "c") == 0
-    found = json.loads((here / "c" / "compare.json").read_text())
-    assert found["measure"] == "seconds"
-    assert all(row["reached"] == 1 for row in found["rows"])
+    table = json.loads((here / "c" / "compare.json").read_text())
+    assert table["measure"] == "seconds"
+    assert all(row["reached"] == 1 for row in table["rows"])
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ def linear_regression() -> tuple[Surface, torch.Tensor]:
 def test_hessian_of_a_regression_is_known() -> None:
     surface, exact = linear_regression()
     torch.testing.assert_close(hessian(surface), exact, rtol=1e-12, atol=1e-12)
-    found = largest_eigenvalue(surface, tolerance=1e-10)
+    measured = largest_eigenvalue(surface, tolerance=1e-10)
     largest = float(torch.linalg.eigvalsh(exact)[-1])
-    assert found.value == pytest.approx(largest, rel=1e-9)
-    assert found.error < 1e-8
+    assert measured.value == pytest.approx(largest, rel=1e-9)
+    assert measured.error < 1e-8
 
 
 def test_hessian_of_a_network_against_differences_of_gradients() -> None:
@@ -64,11 +64,11 @@ def test_lanczos_and_hutchinson_against_the_whole_matrix() -> None:
     surface = Surface(net(), nn.CrossEntropyLoss(), (INPUTS, LABELS))
     matrix = hessian(surface)
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
-    found = largest_eigenvalue(surface, tolerance=1e-6)
-    assert abs(found.value - float(values[-1])) <= found.error + 1e-12 < 1e-5
+    measured = largest_eigenvalue(surface, tolerance=1e-6)
+    assert abs(measured.value - float(values[-1])) <= measured.error + 1e-12 < 1e-5
     rough = largest_eigenvalue(surface, most=4)
     assert float((values - rough.value).abs().min()) <= rough.error, "the residual holds an eigenvalue"
-    assert rough.error > found.error
+    assert rough.error > measured.error
     estimate = trace(surface, probes=200)
     assert abs(estimate.value - float(values.sum())) < 3 * estimate.error
     # Random signs see the diagonal exactly: what is left is twice the squared off-diagonal.
@@ -93,7 +93,7 @@ def test_nothing_of_the_model_changes() -> None:
     nn.functional.cross_entropy(model(INPUTS), LABELS).backward()
     before, rng = copy.deepcopy(model), torch.get_rng_state()
     gradients = [p.grad.clone() for p in model.parameters()]
-    found = measure(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), probes=3, most=4, directions=2, points=3)
+    measured = measure(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), probes=3, most=4, directions=2, points=3)
     assert model.training
     assert model[3].training
     assert torch.equal(rng, torch.get_rng_state())
@@ -102,22 +102,22 @@ def test_nothing_of_the_model_changes() -> None:
     for p, gradient in zip(model.parameters(), gradients, strict=True):
         assert torch.equal(p.grad, gradient)
     # Dropout is off: the loss is that of eval mode, and measuring again gives the same.
-    assert found.loss == pytest.approx(nn.functional.cross_entropy(before.eval()(INPUTS), LABELS).item(), rel=1e-6)
+    assert measured.loss == pytest.approx(nn.functional.cross_entropy(before.eval()(INPUTS), LABELS).item(), rel=1e-6)
     repeated = measure(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), probes=3, most=4, directions=2, points=3)
-    assert repeated.trace == found.trace
+    assert repeated.trace == measured.trace
 
 
 def test_gradient_norm_and_its_jackknife() -> None:
     surface, _ = linear_regression()
-    found = gradient_norm(surface)
-    assert found.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
+    measured = gradient_norm(surface)
+    assert measured.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
     # The error is that of another draw of as many examples: about the spread of norms over halves, over sqrt 2.
     halves = [
         gradient_norm(Surface(surface.model, surface.criterion, surface.source, examples=150, seed=s))
         for s in range(40)
     ]
     spread = np.std([h.value for h in halves])
-    assert spread / 3 < found.error < 3 * spread
+    assert spread / 3 < measured.error < 3 * spread
 
 
 def test_directions_have_the_lengths_of_the_filters() -> None:
@@ -187,12 +187,12 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     said = capsys.readouterr().out
     for word in ("mean of step 6", "gradient norm", "largest eigenvalue", "trace", "±", "written: run/flatness.png"):
         assert word in said
-    found = json.loads((tmp_path / "run" / "flatness.json").read_text())
-    assert found["examples"] == 64
-    assert np.shape(found["profile"]["losses"]) == (2, 11)
+    measured = json.loads((tmp_path / "run" / "flatness.json").read_text())
+    assert measured["examples"] == 64
+    assert np.shape(measured["profile"]["losses"]) == (2, 11)
     assert main(["flatness", "run", *few, "--of", "centre"]) == 0
     centre = json.loads((tmp_path / "run" / "flatness.json").read_text())
-    assert centre["loss"] != found["loss"]
+    assert centre["loss"] != measured["loss"]
     mistakes: list[tuple[list[Any], str]] = [
         (["run", "--of", "median"], "mean or centre"),
         (["run", "--probes", "0"], "--probes 0"),
@@ -211,7 +211,7 @@ def test_command_measures_the_model_of_the_result(tmp_path: Path, monkeypatch: p
     assert main(words.split()) == 0
     few = "--examples 10000 --probes 1 --most 1 --directions 1 --on test"
     assert main(["flatness", "run", *few.split()]) == 0
-    found = json.loads((tmp_path / "run" / "flatness.json").read_text())
+    measured = json.loads((tmp_path / "run" / "flatness.json").read_text())
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert found["statistics"] == "recomputed on the training data"
-    assert found["loss"] == pytest.approx(result["models"]["mean"]["loss"], rel=0.02)
+    assert measured["statistics"] == "recomputed on the training data"
+    assert measured["loss"] == pytest.approx(result["models"]["mean"]["loss"], rel=0.02)

@@ -102,11 +102,11 @@ def test_evaluation_leaves_every_bit_as_it_was(buffers: str, virtual: bool) -> N
     def work(comm: Any) -> tuple[bool, bool, Any]:
         worker = trained(comm, chosen)
         before = everything(worker)
-        found = evaluate(worker, ("local", "mean", "centre"))
+        losses = evaluate(worker.stepper, worker.task, ("local", "mean", "centre"))
         consensus(worker)
         first = unchanged(before, everything(worker))
         worker.step()
-        return first, unchanged(before, everything(worker)), sorted(found)
+        return first, unchanged(before, everything(worker)), sorted(losses)
 
     assert spawn(work, 3, virtual=virtual, timeout=30.0) == [(True, False, ["centre", "local", "mean"])] * 3
 
@@ -132,7 +132,7 @@ def test_an_error_in_evaluation_leaves_the_model_in_place() -> None:
         worker.job.test = Source((INPUTS[:, :2], TARGETS))
         before = everything(worker)
         with pytest.raises(RuntimeError, match="shape"):
-            evaluate(worker, ("mean",))
+            evaluate(worker.stepper, worker.task, ("mean",))
         return unchanged(before, everything(worker))
 
     assert spawn(work, 1, virtual=True) == [True]
@@ -153,8 +153,8 @@ def test_local_mean_and_centre_by_hand(size: int, virtual: bool) -> None:
 
     def work(comm: Any) -> tuple[Any, Any, float]:
         worker = trained(comm, chosen)
-        found = evaluate(worker, ("local", "mean", "centre"))
-        return found, {k: v.clone() for k, v in worker.model.state_dict().items()}, consensus(worker)
+        losses = evaluate(worker.stepper, worker.task, ("local", "mean", "centre"))
+        return losses, {k: v.clone() for k, v in worker.model.state_dict().items()}, consensus(worker)
 
     ran = spawn(work, size, virtual=virtual, timeout=30.0)
     models = []
@@ -173,11 +173,11 @@ def test_local_mean_and_centre_by_hand(size: int, virtual: bool) -> None:
     if size == 1:
         del expected["centre"]  # alone a worker needs no sync, and has no centre
     spread = (sum((v - middle).square().sum() for v in vectors) / size).sqrt().item()
-    for found, _, disagreement in ran:
-        assert set(found) == set(expected)
+    for losses, _, disagreement in ran:
+        assert set(losses) == set(expected)
         for name, (loss, accuracy) in expected.items():
-            assert found[name]["loss"] == pytest.approx(loss, rel=1e-5)
-            assert found[name]["accuracy"] == pytest.approx(accuracy, abs=1e-12)
+            assert losses[name]["loss"] == pytest.approx(loss, rel=1e-5)
+            assert losses[name]["accuracy"] == pytest.approx(accuracy, abs=1e-12)
         assert disagreement == pytest.approx(spread, rel=1e-5, abs=1e-12)
 
 
@@ -241,12 +241,12 @@ def test_the_returned_model_is_the_one_that_was_evaluated(buffers: str, virtual:
 def test_average_makes_buffers_equal_at_rounds_and_local_does_not() -> None:
     def work(comm: Any, policy: str) -> list[Any]:
         chosen = job(buffers=policy, sync=eq.sync.PeriodicAverage(), period=eq.period.Every(2))
-        worker, found = Worker(chosen, comm), []
+        worker, losses = Worker(chosen, comm), []
         worker.model.train()
         for _ in range(3):
             worker.step()
-            found.append((worker.model[1].running_mean.clone(), worker.model[1].num_batches_tracked.item()))
-        return found
+            losses.append((worker.model[1].running_mean.clone(), worker.model[1].num_batches_tracked.item()))
+        return losses
 
     for policy in ("local", "average"):
         rows = spawn(lambda comm: work(comm, policy), 3, virtual=True)  # noqa: B023

@@ -65,7 +65,9 @@ def test_drop_last_shortens_the_epoch() -> None:
 
 
 def test_a_budget_of_simulated_seconds_ends_the_run() -> None:
-    """By hand: the slow worker's 4 / 10 s, then a ring of two messages of half the vector and its weight, 93 % of the line."""
+    """By hand: the slow worker's 4 / 10 s, then a ring of two messages of half the vector and its weight, 93 % of the
+    line.
+    """
     cluster = Cluster([10.0, 40.0], Link(bandwidth=8e3, latency=0.01))
     elements = sum(p.numel() for p in plain().parameters()) + 1
     step = 0.4 + 2 * (0.01 + 4 * elements / 2 / (PAYLOAD * 1e3))

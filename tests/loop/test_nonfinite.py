@@ -17,7 +17,8 @@ from equipoise.loop.worker import Worker
 from ..comm.workers import both
 from .problem import AS_IT_LIES, EXAMPLES, INPUTS, TARGETS, momentum, plain, sgd, vector, with_norm
 
-# Two workers, batches of 4, as the data lies: worker 1 takes 26..29, 30..33, 34..37, ...; example 31 is in its second batch.
+# Two workers, batches of 4, as the data lies: worker 1 takes 26..29, 30..33, 34..37, ...; example 31 is in its second
+# batch.
 BAD, STEP = 31, 2
 
 
@@ -78,11 +79,11 @@ def test_a_model_that_is_not_finite_is_neither_saved_nor_returned(workers: int, 
 # -- skip ---------------------------------------------------------------------------------------------------------
 def union_without(step: int | None) -> list[list[int]]:
     """The union of both workers' batches, without worker 1's in the given step."""
-    found = []
+    states = []
     for s in range(4):
         mine, theirs = list(range(4 * s, 4 * s + 4)), list(range(26 + 4 * s, 30 + 4 * s))
-        found.append(mine if s + 1 == step else mine + theirs)
-    return found
+        states.append(mine if s + 1 == step else mine + theirs)
+    return states
 
 
 @both
@@ -118,24 +119,24 @@ def test_a_worker_that_trains_alone_takes_no_step_on_a_bad_batch() -> None:
     )  # fmt: skip
 
     def work(comm: Any) -> list[Any]:
-        worker, found = Worker(job, comm), []
+        worker, states = Worker(job, comm), []
         worker.model.train()
         for _ in range(4):
             worker.step()
             state = {k: v.clone() for k, v in worker.model.state_dict().items()}
-            found.append((worker.clock.batch, worker.clock.samples, state))
-        return found
+            states.append((worker.clock.batch, worker.clock.samples, state))
+        return states
 
-    for rank, found in enumerate(spawn(work, 2, virtual=True)):
-        assert [b for b, _, _ in found] == ([4, 4, 4, 4] if rank == 0 else [4, 0, 4, 4])
-        assert [s for _, s, _ in found] == [4, 8, 12, 16]
+    for rank, states in enumerate(spawn(work, 2, virtual=True)):
+        assert [b for b, _, _ in states] == ([4, 4, 4, 4] if rank == 0 else [4, 0, 4, 4])
+        assert [s for _, s, _ in states] == [4, 8, 12, 16]
         for s in range(1, 4):
-            before, after = found[s - 1][2], found[s][2]
+            before, after = states[s - 1][2], states[s][2]
             still = all(torch.equal(before[k], after[k]) for k in before)
             assert still == (rank == 1 and s == STEP - 1), (
                 "parameters and BatchNorm's statistics, together or not at all"
             )
-        assert all(v.isfinite().all() for _, _, state in found for v in state.values())
+        assert all(v.isfinite().all() for _, _, state in states for v in state.values())
 
 
 @both

@@ -1,4 +1,6 @@
-"""`eq.train` against loops written by hand: bit for bit where the arithmetic is the same, to rounding where it is not."""
+"""`eq.train` against loops written by hand: bit for bit where the arithmetic is the same, to rounding where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ from .problem import (
     with_norm,
 )
 
-# Training steps here stay below 1 in every parameter and gradient: errors of single precision add up to a few hundred of these.
+# Training steps here stay below 1 in every parameter and gradient: errors of single precision add up to a few hundred
+# of these.
 ROUNDING = 300 * torch.finfo(torch.float32).eps
 
 
@@ -325,7 +328,7 @@ def test_nonsense_is_refused(options: dict[str, Any], words: str) -> None:
 def test_workers_that_build_different_models_are_told_apart(virtual: bool) -> None:
     from equipoise.core.errors import WorkerError
     from equipoise.launch.start import spawn
-    from equipoise.loop.control import make_equal
+    from equipoise.loop.make_equal import make_equal
 
     def work(comm: Any) -> None:
         model = nn.Linear(3, 2 + (comm.rank == 1))

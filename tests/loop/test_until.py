@@ -1,4 +1,6 @@
-"""A target ends a run: at the same step on every kind of workers, through a resume, and without costing simulated time."""
+"""A target ends a run: at the same step on every kind of workers, through a resume, and without costing simulated
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CD-GraB from factors: forms, slices, and the same signs as from whole differences."""
+"""CD-GraB from factors: forms, slices, and the same signs as from complete differences."""
 
 from __future__ import annotations
 

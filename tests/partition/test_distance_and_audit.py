@@ -20,23 +20,23 @@ owner_of = np.repeat([0, 1, 2], [15, 30, 45])
 
 
 def test_distances_by_definition() -> None:
-    found = distances(points, [owner_of, RNG.permutation(owner_of)], 3)
+    result = distances(points, [owner_of, RNG.permutation(owner_of)], 3)
     apart = ((points[:, None] - points[None]) ** 2).sum(-1)
     kernel = np.exp(-apart / (2 * np.median(apart[np.triu_indices(90, 1)])))
     for j in range(3):
         own, block = owner_of == j, points[owner_of == j]
         mmd2 = kernel[np.ix_(own, own)].mean() - 2 * kernel[own].mean() + kernel.mean()
-        assert found.mmd2[0, j] == pytest.approx(mmd2, abs=1e-6)  # float32 sums of numbers near one
-        assert found.means[0, j] == pytest.approx(np.linalg.norm(block.mean(0) - points.mean(0)), rel=1e-4)
-        assert found.spread[0, j] == pytest.approx(block.var(0).sum() / points.var(0).sum(), rel=1e-4)
-    assert (found.mmd2[1] != found.mmd2[0]).any()
+        assert result.mmd2[0, j] == pytest.approx(mmd2, abs=1e-6)  # float32 sums of numbers near one
+        assert result.means[0, j] == pytest.approx(np.linalg.norm(block.mean(0) - points.mean(0)), rel=1e-4)
+        assert result.spread[0, j] == pytest.approx(block.var(0).sum() / points.var(0).sum(), rel=1e-4)
+    assert (result.mmd2[1] != result.mmd2[0]).any()
 
 
 def test_a_block_that_is_the_class_is_at_no_distance_and_an_empty_one_at_none() -> None:
-    found = distances(points, [np.zeros(90, dtype=int)], 2)
-    assert found.mmd2[0, 0] == pytest.approx(0, abs=1e-6)
-    assert found.means[0, 0] == pytest.approx(0, abs=1e-5)
-    assert np.isnan([found.mmd2[0, 1], found.means[0, 1], found.spread[0, 1]]).all()
+    result = distances(points, [np.zeros(90, dtype=int)], 2)
+    assert result.mmd2[0, 0] == pytest.approx(0, abs=1e-6)
+    assert result.means[0, 0] == pytest.approx(0, abs=1e-5)
+    assert np.isnan([result.mmd2[0, 1], result.means[0, 1], result.spread[0, 1]]).all()
 
 
 def test_random_features_estimate_the_exact_distance(monkeypatch: pytest.MonkeyPatch) -> None:

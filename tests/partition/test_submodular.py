@@ -21,12 +21,12 @@ OBJECTIVES = ("facility", "graph-cut", "herding", "feature", "saturated")
 
 
 def owners(plan: Division) -> np.ndarray:
-    found = np.full(len(plan.groups), -1)
+    result = np.full(len(plan.groups), -1)
     for worker, block in enumerate(plan.blocks):
-        assert (found[block] == -1).all(), "blocks overlap"
-        found[block] = worker
-    assert (found >= 0).all(), "an example is left out"
-    return found
+        assert (result[block] == -1).all(), "blocks overlap"
+        result[block] = worker
+    assert (result >= 0).all(), "an example is left out"
+    return result
 
 
 def ratios(plan: Division, x: np.ndarray, speeds: list[float], seed: int = 0) -> dict[str, Any]:
@@ -79,14 +79,14 @@ def test_one_worker_has_everything_and_too_many_are_told() -> None:
 def test_equal_speeds_come_closer_than_random(data: Any) -> None:
     """Bounds from the literature review; seen here: facility .45 and .39, herding .24 and .10, means .65 and .57."""
     x, y = data()
-    found = {}
+    result = {}
     for objective in ("facility", "herding", "graph-cut"):
         plan = eq.partition.Submodular(objective=objective).divide(x, y, workers=8)
-        found[objective] = ratios(plan, x, [1.0] * 8)
-    assert found["facility"]["mmd2_ratio"] < 0.75
-    assert found["facility"]["means_ratio"] < 0.85
-    assert found["herding"]["mmd2_ratio"] < 0.4
-    assert found["graph-cut"]["mmd2_ratio"] < 0.4  # size-aware
+        result[objective] = ratios(plan, x, [1.0] * 8)
+    assert result["facility"]["mmd2_ratio"] < 0.75
+    assert result["facility"]["means_ratio"] < 0.85
+    assert result["herding"]["mmd2_ratio"] < 0.4
+    assert result["graph-cut"]["mmd2_ratio"] < 0.4  # size-aware
 
 
 @pytest.mark.parametrize("data", [digits, skewed_mixture])
@@ -95,15 +95,15 @@ def test_fill_rule_is_no_worse_than_random_for_the_largest_block(objective: str,
     x, y = data()
     speeds = [1.0, 2.0, 4.0, 8.0]
     plan = eq.partition.Submodular(speeds=speeds, objective=objective).divide(x, y)  # auto is fill here
-    found = ratios(plan, x, speeds)
-    assert found["mmd2_ratio_largest"] < 1
-    assert found["mmd2_ratio"] < 1
+    result = ratios(plan, x, speeds)
+    assert result["mmd2_ratio_largest"] < 1
+    assert result["mmd2_ratio"] < 1
     if objective in ("herding", "graph-cut"):
-        assert found["mmd2_ratio"] < 0.4
+        assert result["mmd2_ratio"] < 0.4
 
 
 def test_the_published_rule_fails_at_1_2_4_8() -> None:
-    """Slow workers fill up with the most representative examples, the fastest gets the left-overs."""
+    """Slow workers fill up with the most representative examples, the fastest gets the remaining ones."""
     x, y = skewed_mixture(each=500)
     speeds = [1.0, 2.0, 4.0, 8.0]
     facility = eq.partition.Submodular(speeds=speeds, rule="paper").divide(x, y)
@@ -118,11 +118,11 @@ def test_the_published_rule_fails_at_1_2_4_8() -> None:
 
 def test_facility_location_cannot_see_density() -> None:
     """With the fill rule its largest block beats random on average (.68), though not on every data set (1.2 on one of 12)."""
-    speeds, found = [1.0, 2.0, 4.0, 8.0], []
+    speeds, result = [1.0, 2.0, 4.0, 8.0], []
     for seed in range(5):
         x, y = skewed_mixture(seed, each=200)
-        found.append(ratios(eq.partition.Submodular(speeds=speeds).divide(x, y), x, speeds)["mmd2_ratio_largest"])
-    assert np.mean(found) < 0.85
+        result.append(ratios(eq.partition.Submodular(speeds=speeds).divide(x, y), x, speeds)["mmd2_ratio_largest"])
+    assert np.mean(result) < 0.85
 
 
 def test_equal_speeds_give_blocks_of_equal_value() -> None:
@@ -138,9 +138,9 @@ def test_variants_stay_closer_than_random(options: dict[str, Any]) -> None:
     speeds = [1.0, 2.0, 1.0, 4.0]
     plan = eq.partition.Submodular(speeds=speeds, **options).divide(x, y)
     owners(plan)
-    found = ratios(plan, x, speeds)
-    assert found["class_error"] < 1
-    assert found["mmd2_ratio"] < (0.25 if "polish" in options else 0.85)
+    result = ratios(plan, x, speeds)
+    assert result["class_error"] < 1
+    assert result["mmd2_ratio"] < (0.25 if "polish" in options else 0.85)
 
 
 def test_overlapping_classes_need_the_split_by_class() -> None:

@@ -27,15 +27,15 @@ def rounds(
     bound = period.bind(Context(None, clock))  # type: ignore[arg-type]
     if saved is not None:
         bound.load_state_dict(saved)
-    found = []
+    periods = []
     while clock.step < steps:
         clock.lr = lr(clock.step) if callable(lr) else lr
         due = bound.due(clock)
         assert due == bound.due(clock), "asking twice changes nothing"
         if due:
-            found.append(clock.step + 1)
+            periods.append(clock.step + 1)
         clock.step += 1
-    return found, bound.state_dict()
+    return periods, bound.state_dict()
 
 
 def test_every() -> None:
@@ -62,13 +62,13 @@ def test_qsr() -> None:
     assert rounds(eq.period.QSR(base=2, alpha=0.35), 20, lr=0.1)[0] == [12]
     assert rounds(eq.period.QSR(base=2, alpha=0.05), 7, lr=0.1)[0] == [2, 4, 6]
     falling = lambda step: 0.1 * (1 - step / 40)  # noqa: E731
-    found, _ = rounds(eq.period.QSR(base=2, alpha=0.15), 40, lr=falling)
+    periods, _ = rounds(eq.period.QSR(base=2, alpha=0.15), 40, lr=falling)
     begin, expected = 0, []
     while begin + (length := max(2, int((0.15 / falling(begin)) ** 2))) <= 40:
         begin += length
         expected.append(begin)
-    assert found == expected
-    lengths = [b - a for a, b in pairwise([0, *found])]
+    assert periods == expected
+    lengths = [b - a for a, b in pairwise([0, *periods])]
     assert lengths == sorted(lengths)
     assert lengths[-1] > lengths[0]
 
@@ -76,8 +76,8 @@ def test_qsr() -> None:
 def test_qsr_holds_still_while_the_rate_rises_and_where_it_is_zero() -> None:
     rising = lambda step: min(0.1, 0.1 * (step + 1) / 6)  # noqa: E731
     for warmup in (0, 6):  # told or seen
-        found, _ = rounds(eq.period.QSR(base=2, alpha=0.2, warmup=warmup), 14, lr=rising)
-        assert found == [2, 4, 6, 10, 14]
+        periods, _ = rounds(eq.period.QSR(base=2, alpha=0.2, warmup=warmup), 14, lr=rising)
+        assert periods == [2, 4, 6, 10, 14]
     assert rounds(eq.period.QSR(base=2, most=5), 11, lr=0.0)[0] == [5, 10]
     with pytest.raises(UserError, match="raise it"):
         eq.period.QSR(base=8, most=4)

@@ -32,17 +32,19 @@ def steps_of(result: dict[str, Any]) -> list[int]:
 
 
 def test_equally_fast_workers_take_h_steps_each() -> None:
-    own = toy.train(PeriodicAverage(), period=TotalSteps(4)).result
+    own = toy.train(PeriodicAverage(), period=TotalSteps(4), steps=24).result
     assert steps_of(own) == [24] * 4
     assert own["rounds"] == 6
-    every = toy.train(PeriodicAverage(), period=Every(4)).result
+    every = toy.train(PeriodicAverage(), period=Every(4), steps=24).result
     for key in ("params_sha256", "samples", "bytes", "rounds"):
         assert own[key] == every[key], key
 
 
 @pytest.mark.parametrize("rates", [(1, 1, 2, 4), (1.0, 1.3, 2.7, 0.6), (1, 9, 9, 9)], ids=str)
 def test_fast_workers_take_more_and_every_round_n_h_in_total(rates: tuple[float, ...], tmp_path: Path) -> None:
-    run = toy.train(MGRAWA(), period=TotalSteps(6), cluster=cluster(*rates), out=tmp_path / "run", log_every=1)
+    run = toy.train(
+        MGRAWA(), period=TotalSteps(6), steps=24, cluster=cluster(*rates), out=tmp_path / "run", log_every=1
+    )
     taken = steps_of(run.result)
     assert sum(taken) == 4 * 24
     assert run.result["rounds"] == 4
@@ -102,10 +104,10 @@ def test_processes_of_unequal_speed_take_unequal_steps() -> None:
 @pytest.mark.parametrize("stop", [1, 6, 13])
 def test_stops_at_rounds_and_resumes_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"period": TotalSteps(6), "cluster": cluster(1.0, 1.3, 2.7, 0.6)}
-    whole = toy.train(MGRAWA(prox=0.1), **options).result
+    whole = toy.train(MGRAWA(prox=0.1), **options, steps=24).result
     first = toy.train(MGRAWA(prox=0.1), **options, steps=stop, out=tmp_path / "run").result
     assert first["steps"] == -(-stop // 6) * 6, "the run ends with the round in which it is long enough"
-    resumed = toy.train(MGRAWA(prox=0.1), **options, out=tmp_path / "run", resume=True).result
+    resumed = toy.train(MGRAWA(prox=0.1), **options, steps=24, out=tmp_path / "run", resume=True).result
     for key in ("params_sha256", "models", "bytes", "rounds", "samples", "simulated_seconds"):
         assert resumed[key] == whole[key], key
     assert steps_of(resumed) == steps_of(whole)
@@ -159,7 +161,7 @@ def test_events_stay_one_history_when_workers_have_taken_unequal_steps(tmp_path:
 
 def test_checkpoints_every_so_many_steps_of_the_average_worker(tmp_path: Path) -> None:
     options = {"period": TotalSteps(3), "cluster": cluster(1, 1, 2, 4), "checkpoint_every": 7, "keep": 9}
-    toy.train(EASGD(), **options, out=tmp_path / "run")
+    toy.train(EASGD(), **options, steps=24, out=tmp_path / "run")
     names = sorted(int(p.name.split("-")[1]) for p in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert names == [9, 15, 21, 24]
 

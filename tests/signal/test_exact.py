@@ -83,10 +83,10 @@ def check_signs(view: Layers, rows: torch.Tensor, total: torch.Tensor, centre: t
         v = term @ rows - (0 if centre is None else centre)
         signs.append(1.0 if expected @ v <= 0 else -1.0)
         expected += signs[-1] * v
-    found = total.clone()
-    decided = balance(found, view, terms, lambda product, square: 1 if product <= 0 else -1, centre)
+    balanced = total.clone()
+    decided = balance(balanced, view, terms, lambda product, square: 1 if product <= 0 else -1, centre)
     assert decided.signs.tolist() == signs
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(balanced, expected, rtol=1e-9, atol=1e-10)
     squares = [
         (term @ rows - (0 if centre is None else centre)).pow(2).sum().item() for term in torch.from_numpy(terms)
     ]

@@ -48,9 +48,9 @@ def products_and_sums_are_those_of_autograd(model: nn.Module, inputs: torch.Tens
     torch.testing.assert_close(view.products(vector), rows @ vector, rtol=1e-9, atol=1e-10)
     assert view.fresh
     weights = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 0.5], dtype=torch.float64)
-    found = vector.clone()
-    view.add_to(found, weights)
-    torch.testing.assert_close(found, vector + weights @ rows, rtol=1e-9, atol=1e-10)
+    total_after = vector.clone()
+    view.add_to(total_after, weights)
+    torch.testing.assert_close(total_after, vector + weights @ rows, rtol=1e-9, atol=1e-10)
     kept = restored(view.take([4, 1]).state())
     torch.testing.assert_close(kept.vectors(torch.eye(2).double()), rows[[4, 1]], rtol=1e-9, atol=1e-10)
     joined = kept.join(view)
@@ -66,10 +66,10 @@ def test_signs_are_those_of_made_gradients_against_the_first_sum(case: tuple[nn.
     total = rows.T @ torch.tensor([0.3, -0.2, 0.1, 0.1, -0.3, 0.05], dtype=torch.float64)
     v = torch.from_numpy(terms) @ rows
     signs = torch.where(v @ total <= 0, 1.0, -1.0).double()
-    found = total.clone()
-    decided = balance(found, view, terms, lambda product, square: 1 if product <= 0 else -1)
+    total_after = total.clone()
+    decided = balance(total_after, view, terms, lambda product, square: 1 if product <= 0 else -1)
     assert decided.signs.tolist() == signs.tolist()
-    torch.testing.assert_close(found, total + signs @ v, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(total_after, total + signs @ v, rtol=1e-9, atol=1e-10)
     assert decided.squares.sum() == pytest.approx(float((signs @ v).pow(2).sum()), rel=1e-6)
 
 
@@ -88,8 +88,8 @@ def test_dropout_is_repeated_with_the_same_numbers() -> None:
     torch.manual_seed(5)
     outputs, rows = model(inputs), []
     for i in range(6):
-        found = torch.autograd.grad(models.loss(outputs[i : i + 1]), list(model.parameters()), retain_graph=True)
-        rows.append(torch.cat([g.reshape(-1) for g in found]))
+        gradients = torch.autograd.grad(models.loss(outputs[i : i + 1]), list(model.parameters()), retain_graph=True)
+        rows.append(torch.cat([g.reshape(-1) for g in gradients]))
     torch.testing.assert_close(products, torch.stack(rows) @ vector, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(sums, rows[0] - rows[3], rtol=1e-9, atol=1e-10)
     assert torch.equal(torch.rand(1), following)

@@ -1,4 +1,4 @@
-"""LGRAWA in whole runs."""
+"""LGRAWA in complete runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MGRAWA in whole runs: where norms come from, and what the method does with them."""
+"""MGRAWA in complete runs: where norms come from, and what the method does with them."""
 
 from __future__ import annotations
 

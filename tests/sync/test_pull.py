@@ -145,28 +145,28 @@ def test_one_collective_gives_the_weighted_mean_of_every_layer(
         monkeypatch.setattr("equipoise.comm.shared_memory._PIECE", len(SIZES) - 1)
     models, norms = drawn(workers)
     inverse = 1.0 / norms
-    found = meet(LGRAWA(pull=0.3), models, norms, virtual=virtual)
+    met = meet(LGRAWA(pull=0.3), models, norms, virtual=virtual)
     weights = inverse / inverse.sum(0)
-    np.testing.assert_allclose(found.own, weights, rtol=1e-12)
+    np.testing.assert_allclose(met.own, weights, rtol=1e-12)
     expected = (by_element(weights) * models).sum(0)
-    np.testing.assert_allclose(found.centre, np.tile(expected, (workers, 1)), atol=1e-12)
-    np.testing.assert_allclose(found.x, 0.7 * models + 0.3 * expected, atol=1e-12)
+    np.testing.assert_allclose(met.centre, np.tile(expected, (workers, 1)), atol=1e-12)
+    np.testing.assert_allclose(met.x, 0.7 * models + 0.3 * expected, atol=1e-12)
     # One sum of [w x | w]: 2 (N - 1) messages each, over all workers 2 (N - 1) vectors of d + L numbers.
-    assert [row["messages"] for row in found.ledger] == [2 * (workers - 1)] * workers
-    assert sum(row["bytes"] for row in found.ledger) == 2 * (workers - 1) * (sum(SIZES) + len(SIZES)) * 8
+    assert [row["messages"] for row in met.ledger] == [2 * (workers - 1)] * workers
+    assert sum(row["bytes"] for row in met.ledger) == 2 * (workers - 1) * (sum(SIZES) + len(SIZES)) * 8
 
 
 @pytest.mark.parametrize("sync", [MGRAWA(pull=0.3), LGRAWA(pull=0.3)], ids=["mgrawa", "lgrawa"])
 def test_pull_keeps_the_weighted_centre_and_shrinks_distances(sync: Any) -> None:
     models, norms = drawn()
-    found = meet(sync, models, norms)
-    weights = by_element(np.broadcast_to(found.own, norms.shape))
-    np.testing.assert_allclose((weights * found.x).sum(0), found.centre[0], atol=1e-12)
-    np.testing.assert_allclose(found.x - found.centre, 0.7 * (models - found.centre), atol=1e-12)
-    np.testing.assert_allclose(found.x[0] - found.x[1], 0.7 * (models[0] - models[1]), atol=1e-12)
+    met = meet(sync, models, norms)
+    weights = by_element(np.broadcast_to(met.own, norms.shape))
+    np.testing.assert_allclose((weights * met.x).sum(0), met.centre[0], atol=1e-12)
+    np.testing.assert_allclose(met.x - met.centre, 0.7 * (models - met.centre), atol=1e-12)
+    np.testing.assert_allclose(met.x[0] - met.x[1], 0.7 * (models[0] - models[1]), atol=1e-12)
     # The plain mean is another point and moves: it goes the same part of the way.
-    np.testing.assert_allclose(found.x.mean(0), 0.7 * models.mean(0) + 0.3 * found.centre[0], atol=1e-12)
-    assert np.abs(found.x.mean(0) - models.mean(0)).max() > 1e-3
+    np.testing.assert_allclose(met.x.mean(0), 0.7 * models.mean(0) + 0.3 * met.centre[0], atol=1e-12)
+    assert np.abs(met.x.mean(0) - models.mean(0)).max() > 1e-3
 
 
 def test_a_convex_loss_does_not_rise() -> None:
@@ -179,9 +179,9 @@ def test_a_convex_loss_does_not_rise() -> None:
 
     for seed in range(5):
         models, norms = drawn(seed=seed)
-        found = meet(MGRAWA(pull=0.5), models, norms)
-        before, after, weights = loss(models), loss(found.x), found.own[:, 0]
-        assert loss(found.centre)[0] <= weights @ before
+        met = meet(MGRAWA(pull=0.5), models, norms)
+        before, after, weights = loss(models), loss(met.x), met.own[:, 0]
+        assert loss(met.centre)[0] <= weights @ before
         assert weights @ after < weights @ before
         assert after.max() < before.max()
 
@@ -189,9 +189,9 @@ def test_a_convex_loss_does_not_rise() -> None:
 def test_limits_of_the_pull() -> None:
     models, norms = drawn()
     np.testing.assert_array_equal(meet(MGRAWA(pull=0.0), models, norms).x, models)
-    found = meet(LGRAWA(pull=1.0), models, norms)
-    np.testing.assert_array_equal(found.x, found.centre)
-    np.testing.assert_array_equal(found.x, np.tile(found.x[0], (4, 1)))
+    met = meet(LGRAWA(pull=1.0), models, norms)
+    np.testing.assert_array_equal(met.x, met.centre)
+    np.testing.assert_array_equal(met.x, np.tile(met.x[0], (4, 1)))
 
 
 def test_one_layer_and_equal_ratios_make_both_methods_one() -> None:
@@ -217,11 +217,11 @@ def test_sum_of_layers_or_euclidean_norm() -> None:
 def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None:
     models, norms = drawn()
     models = torch.from_numpy(models).to(dtype).double().numpy()
-    found = meet(LGRAWA(pull=1.0), models, norms, dtype=dtype)
+    met = meet(LGRAWA(pull=1.0), models, norms, dtype=dtype)
     weights = by_element((1 / norms) / (1 / norms).sum(0))
     tolerance = 2e-6 if dtype == torch.float32 else 2**-7
-    np.testing.assert_allclose(found.x, np.tile((weights * models).sum(0), (4, 1)), atol=tolerance)
-    assert sum(row["bytes"] for row in found.ledger) == 6 * (sum(SIZES) + len(SIZES)) * 4
+    np.testing.assert_allclose(met.x, np.tile((weights * models).sum(0), (4, 1)), atol=tolerance)
+    assert sum(row["bytes"] for row in met.ledger) == 6 * (sum(SIZES) + len(SIZES)) * 4
 
 
 # -- what must not spread ---------------------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None
 def test_a_zero_norm_gives_no_nan(make: Any) -> None:
     models, norms = drawn()
     norms[1] = 0.0
-    found = meet(make(pull=0.5), models, norms)
-    assert np.isfinite(found.x).all()
-    np.testing.assert_allclose(found.centre[0], models[1], atol=1e-6)  # the limit: the winner takes it all
+    met = meet(make(pull=0.5), models, norms)
+    assert np.isfinite(met.x).all()
+    np.testing.assert_allclose(met.centre[0], models[1], atol=1e-6)  # the limit: the winner takes it all
     norms[:] = 0.0
     np.testing.assert_allclose(meet(make(pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
 
@@ -241,36 +241,36 @@ def test_a_zero_norm_gives_no_nan(make: Any) -> None:
 def test_a_norm_that_is_not_finite_weighs_nothing_for_anybody(make: Any, bad: float) -> None:
     models, norms = drawn()
     norms[2, 1] = bad
-    found = meet(make(pull=0.5), models, norms)
+    met = meet(make(pull=0.5), models, norms)
     rest = [0, 1, 3]
     clean = meet(make(pull=0.5), models[rest], norms[rest])
-    np.testing.assert_allclose(found.x[rest], clean.x, atol=1e-12)
-    assert (found.own[2] == 0).all()
-    np.testing.assert_allclose(found.x[2], 0.5 * models[2] + 0.5 * clean.centre[0], atol=1e-12)
+    np.testing.assert_allclose(met.x[rest], clean.x, atol=1e-12)
+    assert (met.own[2] == 0).all()
+    np.testing.assert_allclose(met.x[2], 0.5 * models[2] + 0.5 * clean.centre[0], atol=1e-12)
 
 
 def test_a_model_that_is_not_finite_takes_the_centre() -> None:
     models, norms = drawn()
     models[3, 5] = np.nan
-    found = meet(MGRAWA(pull=0.5), models, norms)
+    met = meet(MGRAWA(pull=0.5), models, norms)
     clean = meet(MGRAWA(pull=0.5), models[:3], norms[:3])
-    np.testing.assert_allclose(found.x[:3], clean.x, atol=1e-12)
-    np.testing.assert_allclose(found.x[3], clean.centre[0], atol=1e-12)
+    np.testing.assert_allclose(met.x[:3], clean.x, atol=1e-12)
+    np.testing.assert_allclose(met.x[3], clean.centre[0], atol=1e-12)
 
 
 def test_a_worker_without_examples_weighs_nothing() -> None:
     models, norms = drawn()
     norms[0] = 0.0  # its gradient is zero because it has none
-    found = meet(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
+    met = meet(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
     clean = meet(MGRAWA(pull=0.5), models[1:], norms[1:])
-    assert found.own[0, 0] == 0
-    np.testing.assert_allclose(found.x[1:], clean.x, atol=1e-12)
+    assert met.own[0, 0] == 0
+    np.testing.assert_allclose(met.x[1:], clean.x, atol=1e-12)
 
 
 def test_nobody_moves_when_nobody_knows() -> None:
     models, norms = drawn()
-    found = meet(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
-    np.testing.assert_array_equal(found.x, models)
+    met = meet(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
+    np.testing.assert_array_equal(met.x, models)
 
 
 # -- smoothing --------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_proximity_is_spread_over_the_steps_of_a_round() -> None:
         assert x.item() == pytest.approx(1 + 2 * (1 - 0.01 / 4) ** step, rel=1e-6)
 
 
-# -- whole runs -------------------------------------------------------------------------------------------------------
+# -- complete runs ----------------------------------------------------------------------------------------------------
 
 
 def test_limits_are_the_methods_they_should_be() -> None:

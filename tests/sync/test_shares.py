@@ -41,14 +41,14 @@ OTHERS = [S.SGP(), S.MGDSGD()]
 
 
 def matrix(topology: Topology, shares: list[float], round: int) -> np.ndarray:
-    found = np.zeros((topology.size, topology.size))
+    weights_matrix = np.zeros((topology.size, topology.size))
     for rank in range(topology.size):
         wires = Wires(topology.keeps(round, rank), topology.neighbours(round, rank), [])
         keeps, sources, _ = weighted(wires, rank, shares)
-        found[rank, rank] = keeps
+        weights_matrix[rank, rank] = keeps
         for peer, weight in sources:
-            found[rank, peer] = weight
-    return found
+            weights_matrix[rank, peer] = weight
+    return weights_matrix
 
 
 def walk(

@@ -80,7 +80,9 @@ class Store:
         return final
 
     def _remove_old(self) -> None:
-        """Leave the last `keep` checkpoints of this run's own past: those after the one it resumed from were given up."""
+        """Leave the last `keep` checkpoints of this run's own past: those after the one it resumed from were given
+        up.
+        """
         checkpoints = available(self.folder)
         own = [p for p in checkpoints if (n := int(p.name.split("-")[1])) <= self._start or n in self._saved]
         kept = own[-self.keep :]
@@ -106,20 +108,20 @@ def available(run: Path) -> list[Path]:
 
 def choose(run: Path, step: int | None = None) -> Path:
     """The checkpoint to resume from, verified; the newest unless a step is named."""
-    found = available(run)
-    if not found:
+    checkpoints = available(run)
+    if not checkpoints:
         raise CheckpointError(
             f"{run} has no checkpoint to resume from: start it again with `equipoise train` and another --out"
         )
     if step is not None:
-        named = [p for p in found if p.name == f"step-{step}"]
+        named = [p for p in checkpoints if p.name == f"step-{step}"]
         if not named:
             raise CheckpointError(
-                f"{run} has no checkpoint of step {step}; there are: {', '.join(p.name for p in found)}"
+                f"{run} has no checkpoint of step {step}; there are: {', '.join(p.name for p in checkpoints)}"
             )
-        found = named
-    verify(found[-1], found[:-1])
-    return found[-1]
+        checkpoints = named
+    verify(checkpoints[-1], checkpoints[:-1])
+    return checkpoints[-1]
 
 
 def verify(path: Path, older: list[Path]) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def verify(path: Path, older: list[Path]) -> dict[str, Any]:
 
 def read_manifest(path: Path, hint: str = "") -> dict[str, Any]:
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
         known = manifest["format"]
         if known == FORMAT:
             _ = (
@@ -159,7 +161,8 @@ def read_manifest(path: Path, hint: str = "") -> dict[str, Any]:
 
 def read_worker(path: Path, manifest: dict[str, Any], rank: int) -> dict[str, Any]:
     try:
-        return torch.load(path / f"worker-{rank}.pt", map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path / f"worker-{rank}.pt", map_location="cpu", weights_only=True)
+        return state
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"checkpoint {path} is damaged: worker-{rank}.pt cannot be read ({first})") from None

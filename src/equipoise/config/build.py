@@ -56,7 +56,7 @@ def construct(axis: str, choice: Choice, **extra: Any) -> Any:
     return cls(**values)
 
 
-def fitted(hint: Any, field: dataclasses.Field, value: Any) -> Any:
+def fitted(hint: Any, field: dataclasses.Field[Any], value: Any) -> Any:
     """What a shell or TOML cannot say directly: no value, a list of one, a string that looks like a number."""
     arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     kinds = {typing.get_origin(arm) or arm for arm in arms}

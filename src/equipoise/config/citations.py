@@ -100,7 +100,8 @@ METHODS = {line.split()[0]: line.split()[1:] for line in _METHODS.strip().splitl
 def cite(run: Run | Path | str) -> str:
     """BibTeX entries for what a run used, a blank line between them; Equipoise comes first.
 
-    run: what `eq.train` gave, if it wrote a folder, or the folder of a run. Choices that are common knowledge have no entry.
+    run: what `eq.train` gave, if it wrote a folder, or the folder of a run. Choices that are common knowledge have no
+        entry.
     """
     folder = getattr(run, "folder", run)
     if folder is None:

@@ -47,7 +47,8 @@ def chosen_period(period: Period | int | None) -> Period:
 def chosen_batch(batch: Batch | int | None) -> Batch:
     """A number stands for a fixed size."""
     if batch is None or isinstance(batch, int):
-        return get("batch", "fixed")(BATCH_SIZE if batch is None else batch)
+        fixed: Batch = get("batch", "fixed")(BATCH_SIZE if batch is None else batch)
+        return fixed
     return batch
 
 

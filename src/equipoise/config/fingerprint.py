@@ -1,4 +1,4 @@
-"""The choices of a run in one level, such as "sync.name": "detag", "sync.rounds": 4: what a checkpoint is compared by."""
+"""The choices of a run in one level, such as `sync.name = "detag"`: what a checkpoint is compared by."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .registry import AXES, name_of
 
 
 def tables_of(methods: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A table per axis: name and every option, in values that TOML and JSON know. A sync's topology has its own table."""
+    """A table per axis: name and every option, in values that TOML and JSON know. A sync's topology has its own
+    table.
+    """
     topology = getattr(methods.get("sync"), "topology", None)
     methods = {**({"topology": topology} if topology is not None else {}), **methods}
     return {axis: _table(methods[axis]) for axis in AXES if methods.get(axis) is not None}

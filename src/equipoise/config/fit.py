@@ -28,7 +28,10 @@ def check_fit(
     partition: Partition | None = None,
     workers: int | None = None,
 ) -> None:
-    """Refuse choices that cannot work together, with the fix. A topology is checked where the number of workers is known."""
+    """Refuse choices that cannot work together, with the fix.
+
+    A topology is checked where the number of workers is known.
+    """
     _check_sync(period, sync)
     if not period.lockstep:
         _check_asynchronous(period, order, batch)
@@ -48,8 +51,8 @@ def _check_sync(period: Period, sync: Sync) -> None:
     needs = sync.needs()
     if not period.lockstep and (needs.every_step or needs.due_before_step):
         raise UserError(
-            f"{type(period).__name__} decides on a round when a step is over, and {type(sync).__name__} must know before: "
-            "use period every, or a sync that acts at rounds only (periodic-average, easgd, lsgd, mgrawa, lgrawa)"
+            f"{type(period).__name__} decides on a round when a step is over, and {type(sync).__name__} must know "
+            "before: use period every, or a sync that acts at rounds only (periodic-average, easgd, lsgd, mgrawa)"
         )
     if needs.every_step and not period.at_every_step():
         steps = getattr(period, "steps", None)
@@ -69,8 +72,8 @@ def _check_asynchronous(period: Period, order: Order | None, batch: Batch | None
         )
     if order is not None and order.coordinated:
         raise UserError(
-            f"{type(order).__name__} needs all workers at every step, and {type(period).__name__} lets each take its own: "
-            "use id-grab, or a period such as every"
+            f"{type(order).__name__} needs all workers at every step, and {type(period).__name__} lets each take its "
+            "own: use id-grab, or a period such as every"
         )
 
 

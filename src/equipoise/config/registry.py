@@ -1,8 +1,8 @@
 """Names on the command line, and the class behind each. Python users pass objects and need none of this.
 
 A method declares its name, help and references in its own file (`metadata = Metadata(...)`). This module reads those
-declarations from the source without importing it, so that `equipoise list` answers before torch could be loaded. Methods of
-other packages come in by `register`, or by an entry point of the group `equipoise.methods`.
+declarations from the source without importing it, so that `equipoise list` answers before torch could be loaded.
+Methods of other packages come in by `register`, or by an entry point of the group `equipoise.methods`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def get(axis: str, name: str) -> type:
     if (axis, entry.name) in _registered:
         return _registered[axis, entry.name][1]
     module, cls = entry.target.split(":")
-    return getattr(importlib.import_module(module), cls)
+    found: type = getattr(importlib.import_module(module), cls)
+    return found
 
 
 def name_of(method: Any) -> str:
@@ -145,7 +146,9 @@ def _target(cls: type) -> str:
 
 
 def exporter(axis: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for the package of an axis: every method under its class name, imported when it is used."""
+    """`__getattr__` and `__dir__` for the package of an axis: every method under its class name, imported when it is
+    used.
+    """
     package = f"equipoise.{_FOLDERS.get(axis, axis)}"
 
     def getattr_(name: str) -> Any:

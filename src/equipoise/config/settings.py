@@ -102,7 +102,7 @@ _TABLE = [
 
 SETTINGS = {setting.name: setting for setting in _TABLE}
 LENGTHS = ("epochs", "steps", "samples", "budget", "until")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def checked(name: str, value: Any, where: str) -> Any:

@@ -1,1 +1,1 @@
-"""What everything else stands on: methods and their options, the worker's description, counters, flat vectors, errors."""
+"""What everything else stands on: methods, the description of a worker, counters, flat vectors, errors."""

@@ -2,8 +2,8 @@
 
 A method is a dataclass. Its constructor only stores and checks options, so its `repr` builds it again and one
 object can describe many workers. `bind(context)` returns the copy that one worker uses; its state is made by
-`init_state`, listed in `STATE`, and travels through `state_dict`. What the registry, the citations and the cards say of a
-method stands in its file, as `metadata`.
+`init_state`, listed in `STATE`, and travels through `state_dict`. What the registry, the citations and the cards say
+of a method stands in its file, as `metadata`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import operator
 import typing
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -22,7 +23,10 @@ Self = TypeVar("Self", bound="Method")
 
 
 class Metadata(NamedTuple):
-    """What is said of a method wherever it is listed. Literals only: the registry reads it without importing the file."""
+    """What is said of a method wherever it is listed.
+
+    Literals only: the registry reads it without importing the file.
+    """
 
     name: str  # on the command line
     help: str  # one line
@@ -115,7 +119,7 @@ class Method(Configurable):
             setattr(self, name, copy.deepcopy(value))
 
 
-def _checked(owner: str, field: dataclasses.Field, hint: Any, value: Any) -> Any:
+def _checked(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """The value as its type hint wants it, or a UserError that names the option and what it takes."""
     where = f"{owner}({field.name}={value!r})"
     value = _coerced(where, hint, value)
@@ -125,14 +129,14 @@ def _checked(owner: str, field: dataclasses.Field, hint: Any, value: Any) -> Any
             continue
         if math.isnan(number):
             raise UserError(f"{where}: not a number")
-        for key, fine, words in (
-            ("least", lambda a, b: a >= b, "at least"),
-            ("above", lambda a, b: a > b, "above"),
-            ("most", lambda a, b: a <= b, "at most"),
-            ("below", lambda a, b: a < b, "below"),
+        for key, allows, words in (
+            ("least", operator.ge, "at least"),
+            ("above", operator.gt, "above"),
+            ("most", operator.le, "at most"),
+            ("below", operator.lt, "below"),
         ):
             limit = limits.get(key)
-            if limit is not None and not fine(number, limit):
+            if limit is not None and not allows(number, limit):
                 raise UserError(f"{where}: {field.name} must be {words} {limit}")
     choices = limits.get("choices")
     if choices is not None and value not in choices:

@@ -21,7 +21,7 @@ def shown(wanted: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives the function to call with the number of examples that have been dealt out."""
+    """Gives the function to call with the number of examples that have been assigned."""
     if not _wanted.get():
         yield lambda count: None
         return

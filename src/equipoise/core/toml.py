@@ -13,9 +13,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef]
+        import tomli as tomllib
     try:
-        return tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        return table
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:

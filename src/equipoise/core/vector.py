@@ -98,7 +98,9 @@ class Flat:
 
     @torch.no_grad()
     def widen(self, elements: int) -> torch.Tensor:
-        """Move `x` to the front of a buffer with room for `elements` more, so that both go in one message; the buffer."""
+        """Move `x` to the front of a buffer with room for `elements` more, so that both go in one message; the
+        buffer.
+        """
         buffer = self.x.new_zeros(len(self) + elements)
         self.x = buffer[: len(self)]
         self._adopt()  # copies the parameters there
@@ -170,7 +172,9 @@ class Flat:
 
     @torch.no_grad()
     def copy_gradient(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """This step's gradient as a vector of its own, wherever autograd has put it; `g` and the model are left alone."""
+        """This step's gradient as a vector of its own, wherever autograd has put it; `g` and the model are left
+        alone.
+        """
         out = torch.empty_like(self.x) if out is None else out
         for s, p in zip(self.slices, self.parameters.values(), strict=True):
             if p.grad is None:

@@ -22,18 +22,17 @@ from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_fit, check_settings
 from ..core.context import WorkerInfo, describe
 from ..core.errors import CheckpointError, UserError
-from ..core.random import rng_state
 from ..data.source import Source
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
-from .evaluate import Task, evaluate, health, swapped, vector_of
+from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
-from .state import load_trained, trained_state
+from .state import load_rng, load_trained, trained_state
 from .step import Step
 
 
@@ -46,28 +45,32 @@ class attach:
                 loss(model(x), y).backward()
                 optimizer.step()
 
-    On entering, all workers receive worker 0's parameters and buffers. From then on `optimizer.step()` first lets the sync
-    see the gradients and afterwards, when the period says so, the parameters; on leaving, the hooks are gone. A period
-    counts optimizer steps, so gradient accumulation needs nothing special. The workers are those of torchrun, of
-    `eq.spawn`, or this process alone (then nothing is changed).
+    On entering, all workers receive worker 0's parameters and buffers. From then on `optimizer.step()` first lets the
+    sync see the gradients and afterwards, when the period says so, the parameters; on leaving, the hooks are gone. A
+    period counts optimizer steps, so gradient accumulation needs nothing special. The workers are those of torchrun,
+    of `eq.spawn`, or this process alone (then nothing is changed).
 
     clip: the norm to which the gradient is clipped after the sync has combined it. Clipping by hand before
         `optimizer.step()` clips each worker's own gradient, which is something else.
     scaler: the `torch.amp.GradScaler` of the loop; all workers then skip a step if one of them found an overflow.
     scheduler: the learning-rate scheduler of the loop, for checkpoints only; the loop steps it.
     buffers: "local", or "average" to average BatchNorm statistics at each round.
-    sampler: the `eq.Sampler` of the loop: its order and batch rule then learn from the gradients, and it knows the batch sizes.
+    sampler: the `eq.Sampler` of the loop: its order and batch rule then learn from the gradients, and it knows the
+        batch sizes.
     accumulate: batches of that sampler for one optimizer step, where the loop accumulates gradients.
-    share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or 1 / workers.
-    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity count for
-        nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with "skip" the gradient too.
-    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise report` reads it.
+    share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or
+        1 / workers.
+    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity
+        count for nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with
+        "skip" the gradient too.
+    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
+        report` reads it.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
-    Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler: gradients are
-    weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for `nonfinite`.
-    All workers must take the same number of steps (`eq.Sampler` sees to that). With `eq.period.TotalSteps` they need not: end the
-    loop on `together.clock.rounds`, which all workers count alike.
+    Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
+    gradients are weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for
+    `nonfinite`. All workers must take the same number of steps (`eq.Sampler` sees to that). With
+    `eq.period.TotalSteps` they need not: end the loop on `together.clock.rounds`, which all workers count alike.
     """
 
     def __init__(
@@ -257,7 +260,7 @@ class attach:
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
         with self._aside():
-            self._models = evaluate(self.step, Task(source, loss, device), names)
+            self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
             if self._claimed or self.observer.console is not None:
                 self.observer.evaluated(self._models, health(self.step))
         return self._models
@@ -302,10 +305,10 @@ class attach:
         return path
 
     def resume(self, step: int | None = None) -> int:
-        """Go on from the newest checkpoint in the `log` folder, or from that of a step: the same bits as without a stop.
+        """Go on from the newest checkpoint in the `log` folder, or from that of a step, to the same bits.
 
-        Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there is no
-        checkpoint yet, so that a loop can always call it.
+        Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there
+        is no checkpoint yet, so that a loop can always call it.
         """
         if self.log is None:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
@@ -316,27 +319,30 @@ class attach:
         refuse_mismatch(manifest["fingerprint"], self._fingerprint())
         if manifest["workers"] != self.comm.size:
             raise CheckpointError(
-                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train and "
-                "`equipoise resume` can change their number"
+                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train "
+                "and `equipoise resume` can change their number"
             )
         state = read_worker(path, manifest, self.comm.rank)
         load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         self.load_state_dict(state)
         if self.sampler is not None:
-            self.sampler.resumed_with(rng_state())
+            self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
         self._began = time.perf_counter()
         return self.clock.step
 
     def state_dict(self) -> dict[str, Any]:
-        """What the methods and the counters of this worker need to go on, for a loop that writes its own checkpoints."""
+        """What methods and counters of this worker need to go on, for a loop that writes its own checkpoints."""
         state = self.step.state_dict()
         if self.sampler is not None:
             state["sampler"] = self.sampler.state_dict(self.sampler.finished)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`, inside the `with` block. Load the model and the optimizer there too: entering made all workers equal."""
+        """Go on from `state_dict`, inside the `with` block.
+
+        Load the model and the optimizer there too: entering made all workers equal.
+        """
         self.step.load_state_dict(state)
         if self.sampler is not None and "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ def speeds_are_measured(partition: Partition) -> bool:
     return getattr(partition, "speeds", None) == "measured"
 
 
-def with_speeds(partition: Partition, speeds: list[float] | None) -> Any:
+def with_speeds(partition: Partition, speeds: list[float] | None) -> Partition:
     """A partition that waits for speeds, with these; equal ones for a forecast without workers."""
-    return dataclasses.replace(partition, speeds=speeds) if speeds_are_measured(partition) else partition  # type: ignore[call-arg]
+    if not speeds_are_measured(partition):
+        return partition
+    return dataclasses.replace(partition, speeds=speeds)  # type: ignore[call-arg]  # measured ones are its option
 
 
 def shared_blocks(partition: Partition, view: DatasetView, comm: Comm, seed: int) -> list[np.ndarray]:
@@ -60,9 +62,9 @@ def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
             return kept  # measured again, they would be others
     from .speeds import job_rates
 
-    found = with_speeds(job.partition, job_rates(job, comm))
+    partition = with_speeds(job.partition, job_rates(job, comm))
     started = time.perf_counter()
-    blocks = shared_blocks(found, job.train.view(), comm, job.seed)
+    blocks = shared_blocks(partition, job.train.view(), comm, job.seed)
     job.division_seconds = time.perf_counter() - started
     return blocks
 

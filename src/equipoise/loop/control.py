@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,8 +16,21 @@ if TYPE_CHECKING:
 _PATIENCE = 0.5  # seconds between control points at the most, where steps are shorter than that
 
 
+class Report(NamedTuple):
+    """What a worker says at a control point."""
+
+    signal: float  # the exit code that a signal asks for, or 0
+    seconds: float
+    simulated_seconds: float
+    loss: float  # mean since the last one
+    seconds_per_step: float
+    steps: float
+    samples: float
+    unattributed: float  # seconds of communication in which waiting may hide
+
+
 class Control:
-    """Decides together, every few steps, whether to stop: a signal, a budget, a target. Progress is reported at the same points."""
+    """Decides together, every few steps, whether to stop: a signal, a budget, a target. Logs at the same points."""
 
     def __init__(self, worker: Worker):
         self.worker, self.comm, self.job = worker, worker.comm, worker.job
@@ -52,35 +65,42 @@ class Control:
         """After a step: 0, or the exit code of the signal on which all workers agreed to stop."""
         if not math.isnan(loss):
             self.losses.append(loss)
-        clock, job, pace = self.worker.clock, self.job, self.worker.progress
-        if not pace.meeting:
+        clock, job, progress = self.worker.clock, self.job, self.worker.progress
+        if not progress.meeting:
             return 0
-        logged = clock.step % job.log_every == 0 or not pace.lockstep
+        logged = clock.step % job.log_every == 0 or not progress.lockstep
         simulated_budget = job.length.budget is not None and job.described
         if not (logged or clock.step >= self.next or simulated_budget):
             return 0
         mean = sum(self.losses) / len(self.losses) if self.losses else math.nan
-        table = self._meet(mean)
+        reports = self._meet(mean)
         if logged:
-            self.worker.observer.stepped(mean, table[:, 3].tolist())
+            self.worker.observer.stepped(mean, [report.loss for report in reports])
             self.losses = []
         if not self.comm.virtual:
-            per_step = max(float(table[0, 4]), 1e-9)
+            per_step = max(reports[0].seconds_per_step, 1e-9)
             self.next = clock.step + max(1, min(job.log_every, int(_PATIENCE / per_step)))
         else:
             self.next = clock.step + job.log_every
-        return int(table[:, 0].max())
+        return int(max(report.signal for report in reports))
 
-    def _meet(self, loss: float) -> torch.Tensor:
-        """A row per worker: signal, seconds, simulated seconds, loss, seconds per step, steps, samples, seconds not yet attributed."""
-        clock, job = self.worker.clock, self.job
-        signal = job.stop.code if job.stop.is_set() else 0
-        per_step = (time.monotonic() - self.started) / max(1, clock.step)
-        ledger = self.comm.ledger
-        mine = [signal, clock.seconds, self.comm.now, loss, per_step, clock.step, clock.samples, ledger.unattributed]
+    def _meet(self, loss: float) -> list[Report]:
+        """The reports of all workers."""
+        clock, job, ledger = self.worker.clock, self.job, self.comm.ledger
+        own = Report(
+            signal=job.stop.code if job.stop.is_set() else 0,
+            seconds=clock.seconds,
+            simulated_seconds=self.comm.now,
+            loss=loss,
+            seconds_per_step=(time.monotonic() - self.started) / max(1, clock.step),
+            steps=clock.step,
+            samples=clock.samples,
+            unattributed=ledger.unattributed,
+        )
         with self.comm.uncounted():
-            table = self.comm.gather(torch.tensor(mine, dtype=torch.float64))
-        ledger.attribute_wait(float(table[:, 7].min()))
-        self.worker.progress.met(table[:, 5], table[:, 6])
-        self.used = float(table[:, 2].max() if job.described else table[:, 1].max())
-        return table
+            table = self.comm.gather(torch.tensor(own, dtype=torch.float64))
+        reports = [Report(*row) for row in table.tolist()]
+        ledger.attribute_wait(min(report.unattributed for report in reports))
+        self.worker.progress.met(sum(int(r.steps) for r in reports), sum(int(r.samples) for r in reports))
+        self.used = max(r.simulated_seconds if job.described else r.seconds for r in reports)
+        return reports

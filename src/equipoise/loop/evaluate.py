@@ -30,7 +30,7 @@ _CHUNK = 512  # examples per forward pass
 _BLOCK = 1 << 20  # parameters averaged at once
 
 
-class Task(NamedTuple):
+class EvaluationTask(NamedTuple):
     """What models are evaluated on."""
 
     source: Source
@@ -39,7 +39,7 @@ class Task(NamedTuple):
     statistics: tuple[Source, np.ndarray] | None = None  # examples from which BatchNorm statistics are recomputed first
 
 
-def evaluate(step: Step, task: Task, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+def evaluate(step: Step, task: EvaluationTask, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Loss and metrics of the named models. All workers call it together and get the same numbers."""
     comm, everything = step.comm, np.arange(len(task.source))
     metrics: dict[str, dict[str, float]] = {}
@@ -72,7 +72,9 @@ def vector_of(step: Step, name: str) -> torch.Tensor | None:
 
 
 def _mean(step: Step) -> torch.Tensor:
-    """In double precision, a block at a time: the mean of equal models is that model to the bit, on any number of workers."""
+    """In double precision, a block at a time: the mean of equal models is that model to the bit, on any number of
+    workers.
+    """
     x = step.flat.gather()
     if step.comm.size == 1:
         return x.clone()
@@ -98,7 +100,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swapped(step: Step, vector: torch.Tensor, own: bool) -> Iterator[None]:
-    """The model with other parameters and, unless they are the worker's `own`, with the mean of all workers' buffers."""
+    """The model with other parameters and, unless they are the worker's `own`, with the mean of all buffers."""
     flat, buffers = step.flat, step.buffers
     saved = flat.gather().clone()
     kept = [b.clone() for b in step.model.buffers()]
@@ -115,7 +117,7 @@ def swapped(step: Step, vector: torch.Tensor, own: bool) -> Iterator[None]:
             b.copy_(k)
 
 
-def recompute_buffers(step: Step, task: Task) -> None:
+def recompute_buffers(step: Step, task: EvaluationTask) -> None:
     """Re-estimate BatchNorm statistics, if asked for: one pass over this worker's examples, averaged over workers."""
     if task.statistics is not None:
         recompute_statistics(step.model, *task.statistics, task.device)
@@ -141,7 +143,7 @@ def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, 
 
 
 @torch.no_grad()
-def _sums(model: nn.Module, task: Task, indices: np.ndarray) -> torch.Tensor:
+def _sums(model: nn.Module, task: EvaluationTask, indices: np.ndarray) -> torch.Tensor:
     """[examples, summed loss, right answers, answers] over `indices`."""
     count, loss, right, answers = 0, 0.0, 0.0, 0
     for start in range(0, len(indices), _CHUNK):

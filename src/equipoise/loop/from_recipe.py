@@ -76,7 +76,8 @@ def seeded(model: Any, loaded: LoadedData, seed: int) -> typing.Callable[[], nn.
     def make() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return model.build(loaded)
+            built: nn.Module = model.build(loaded)
+            return built
 
     return make
 

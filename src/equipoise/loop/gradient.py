@@ -42,7 +42,7 @@ def gradient(worker: Worker, indices: np.ndarray) -> float:
         weight = len(part) / len(indices)
         with worker.order.watcher.watching(worker.model, len(part)) if watched else contextlib.nullcontext():
             loss = loss_of(worker, part)
-            (loss if weight == 1.0 else loss * weight).backward()
+            torch.autograd.backward(loss if weight == 1.0 else loss * weight)
         total += loss.item() * weight
     return total
 

@@ -31,8 +31,9 @@ class Position:
     of unequal size end together, every example is visited once, and nobody runs dry before the end. Of a rule that
     `spreads`, it takes as many as will do to end with the others.
 
-    What was taken is a function of the steps since sizes last changed, so that a step costs the same for two workers and for a
-    thousand. Without `lockstep` every worker counts its own block and its own epochs, whatever the others do.
+    What was taken is a function of the steps since sizes last changed, so that a step costs the same for two workers
+    and for a thousand. Without `lockstep` every worker counts its own block and its own epochs, whatever the others
+    do.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Position:
     @property
     def taken(self) -> np.ndarray:
         """By each worker of its part of this epoch."""
-        taken = self._taken.copy()
+        taken: np.ndarray = self._taken.copy()
         if self._segment is not None:
             taken[self.counted] += self._segment.taken()
         return taken

@@ -6,8 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from .job import Length
     from .worker import Worker
@@ -53,8 +51,8 @@ class Progress(ABC):
         """Is the run as long as it should be? Its budget is not looked at."""
 
     @abstractmethod
-    def met(self, steps: torch.Tensor, samples: torch.Tensor) -> None:
-        """All workers have told how many steps they have taken and samples they have consumed."""
+    def met(self, steps: int, samples: int) -> None:
+        """At a meeting: the steps that all workers together have taken, and the samples they have consumed."""
 
 
 class Lockstep(Progress):
@@ -92,7 +90,7 @@ class Lockstep(Progress):
                 return True
         return length.samples is not None and position.consumed >= length.samples
 
-    def met(self, steps: torch.Tensor, samples: torch.Tensor) -> None: ...
+    def met(self, steps: int, samples: int) -> None: ...
 
 
 class Asynchronous(Progress):
@@ -134,7 +132,7 @@ class Asynchronous(Progress):
             or (length.samples is not None and self._samples >= length.samples)
         )
 
-    def met(self, steps: torch.Tensor, samples: torch.Tensor) -> None:
+    def met(self, steps: int, samples: int) -> None:
         self._before = self.steps, self.epochs
-        self._steps, self._samples, self._own = int(steps.sum()), int(samples.sum()), self.worker.clock.step
+        self._steps, self._samples, self._own = steps, samples, self.worker.clock.step
         self.worker.clock.consumed = self._samples

@@ -16,7 +16,6 @@ from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
 from ..core.context import Context, describe
 from ..core.errors import UserError
-from ..core.random import set_rng_state
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
@@ -40,14 +39,15 @@ class Sampler:
     block is smaller than the number of steps repeats examples of its own instead of leaving the others waiting.
     Iterating starts at the saved position, or at the next epoch once one is finished.
 
-    step: one training step without communication, for a partition with `speeds="measured"`; all workers call it before the
-        data is divided. It takes as many examples as `batch` starts with.
+    step: one training step without communication, on the same number of examples on all workers, for a partition
+        with `speeds="measured"`. All workers call it before the data is divided.
 
     An order that learns from gradients sees them through `with sampler.watching(model):` around forward and backward.
 
-    With `DataLoader(num_workers=k)` batches are drawn ahead of time. A change of batch sizes takes effect once those are used
-    up, at the same step on all workers if all have the same `num_workers` and `prefetch_factor`. `eq.attach(sampler=...)` counts
-    the batches that were used; without it, pass the number that your loop has finished to `state_dict(finished)`.
+    With `DataLoader(num_workers=k)` batches are drawn ahead of time. A change of batch sizes takes effect once those
+    are used up, at the same step on all workers if all have the same `num_workers` and `prefetch_factor`.
+    `eq.attach(sampler=...)` counts the batches that were used; without it, pass the number that your loop has
+    finished to `state_dict(finished)`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Sampler:
         self._started = False  # has an optimizer step used a batch of this iteration?
         self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
-        self._rng: tuple[Any, ...] | None = None  # of a resumed loop that is in the middle of an epoch
+        self._restore_rng: Callable[[], None] | None = None
 
     def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
         if not speeds_are_measured(self.partition):
@@ -85,7 +85,8 @@ class Sampler:
         if step is None:
             raise UserError("speeds='measured' needs a step to measure: pass step=, one training step, to eq.Sampler")
         rates = measure_rates(step, 1.0, self.comm)
-        return with_speeds(self.partition, rates)
+        chosen: Partition = with_speeds(self.partition, rates)
+        return chosen
 
     # -- binding -------------------------------------------------------------------------------------------------------
     def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True) -> None:
@@ -120,17 +121,24 @@ class Sampler:
         first = self.epoch + (self.position.steps_left == 0)
         yield from range(first, count)
 
+    def continue_with(self, restore_rng: Callable[[], None]) -> None:
+        """Put the random generators back when the epoch in progress goes on.
+
+        A DataLoader draws a random number whenever it makes an iterator.
+        """
+        self._restore_rng = restore_rng
+
     def __len__(self) -> int:
         return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
         position = self.position
+        restore, self._restore_rng = self._restore_rng, None
         if position.steps_left == 0:
             self.epoch += 1
             position.begin(self.epoch)
-        if self._rng is not None:
-            set_rng_state(self._rng)
-            self._rng = None
+        elif restore is not None and position.taken.any():
+            restore()
         self._starts, self.finished = [position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
@@ -144,7 +152,7 @@ class Sampler:
             yield indices.tolist() or position.block[:1].tolist()
 
     def use(self, accumulate: int) -> tuple[int, int, np.ndarray | None]:
-        """An optimizer step uses the next `accumulate` batches: their examples, the largest batch, the places of a single one.
+        """An optimizer step uses the next `accumulate` batches: examples, largest batch, places of a single one.
 
         A loader that draws ahead draws many before the first step, and `accumulate` for each step after it.
         """
@@ -164,8 +172,8 @@ class Sampler:
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Around forward and backward of one batch, so that the order learns from its gradients.
 
-        Once per batch, in the order in which they were drawn; an order that learns nothing is not disturbed by it. The loss
-        must be a mean over the batch. Gradients that were accumulated before are left alone.
+        Once per batch, in the order in which they were drawn; an order that learns nothing is not disturbed by it.
+        The loss must be a mean over the batch. Gradients that were accumulated before are left alone.
         """
         order = self.order
         if not order.watches:
@@ -206,10 +214,3 @@ class Sampler:
         self.epoch = state["epoch"]
         self.position.load_state_dict(state["position"])
         self._starts, self.finished = [], 0
-
-    def resumed_with(self, rng: tuple[Any, ...]) -> None:
-        """A loader draws a random number when it is iterated over. A loop that goes on in the middle of an epoch did so long
-        before its checkpoint: the next iteration finds the global generators as they are now.
-        """
-        position = self.position
-        self._rng = rng if position.steps_left and position.taken.any() else None

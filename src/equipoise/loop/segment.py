@@ -11,12 +11,14 @@ def steps_of(left: np.ndarray, sizes: np.ndarray, drop_last: bool) -> int:
 
 
 class ConstantBatchSegment:
-    """Steps with the same batch sizes b_i, from L_i examples left to the end: S = max_i ceil(L_i / b_i) of them. After s
+    """Steps with the same batch sizes b_i, from L_i examples left to the end: S = max_i ceil(L_i / b_i) of them.
+    After s
 
         worker i has taken  min(s b_i, max(L_i - (S - s), min(L_i, s)))        full batches first, then singly
                             s floor(L_i / S) + min(s, L_i mod S)               spread
 
-    (`drop_last`: s b_i, and S = min_i floor(L_i / b_i)). A segment that begins anew after s of the S steps gives the same.
+    (`drop_last`: s b_i, and S = min_i floor(L_i / b_i)). A segment that begins anew after s of the S steps gives the
+    same.
     """
 
     def __init__(self, left: np.ndarray, sizes: np.ndarray, whose: int, drop_last: bool, spread: bool):
@@ -49,8 +51,10 @@ def _full(left: np.ndarray, sizes: np.ndarray, steps: int, done: int) -> np.ndar
 
 
 def _in_turn(left: np.ndarray, sizes: np.ndarray, steps: int, done: int) -> np.ndarray:
-    return np.minimum(sizes * done, np.maximum(left - (steps - done), np.minimum(left, done)))
+    taken: np.ndarray = np.minimum(sizes * done, np.maximum(left - (steps - done), np.minimum(left, done)))
+    return taken
 
 
 def _spread(left: np.ndarray, sizes: np.ndarray, steps: int, done: int) -> np.ndarray:
-    return left // max(steps, 1) * done + np.minimum(left % max(steps, 1), done)
+    taken: np.ndarray = left // max(steps, 1) * done + np.minimum(left % max(steps, 1), done)
+    return taken

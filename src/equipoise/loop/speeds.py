@@ -79,8 +79,8 @@ def measure_rates(
 
 
 class Work:
-    """What this process does from here on: a machine that is declared slower takes so many times longer for it, but not for the
-    time that other processes keep the processors busy.
+    """What this process does from here on: a machine that is declared slower takes so many times longer for it, but
+    not for the time that other processes keep the processors busy.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
         with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
             loss = job.loss(model(inputs.to(job.device)), targets.to(job.device))
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         loss.item()  # waits for a device that works in the background
         work.slow_down(slow)
         optimizer.step()

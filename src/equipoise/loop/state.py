@@ -50,8 +50,12 @@ def load_trained(
         if other is not None:
             other.load_state_dict(state[name])
     if rng:
-        kind, keys, *rest = state["rng"]["numpy"]
-        set_rng_state((state["rng"]["torch"], state["rng"]["python"], (kind, keys.numpy().astype(np.uint32), *rest)))
+        load_rng(state)
+
+
+def load_rng(state: dict[str, Any]) -> None:
+    kind, keys, *rest = state["rng"]["numpy"]
+    set_rng_state((state["rng"]["torch"], state["rng"]["python"], (kind, keys.numpy().astype(np.uint32), *rest)))
 
 
 def _classes(**objects: Any) -> dict[str, str]:

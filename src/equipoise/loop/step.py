@@ -32,8 +32,8 @@ _NONFINITE_FIX = "lower the learning rate, fix the data, or pass nonfinite='skip
 class Step:
     """One worker's model, optimizer and methods, and the order in which they act.
 
-    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then called once
-    per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
+    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then
+    called once per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
     """
 
     order: Order | None = None
@@ -101,7 +101,8 @@ class Step:
     def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.
 
-        places: of this batch in the worker's block, for an order that learns. examples: their indices, for error messages.
+        places: of this batch in the worker's block, for an order that learns. examples: their indices, for error
+            messages.
         """
         clock, flat = self.clock, self.flat
         clock.loss = math.nan if loss is None else loss

@@ -98,9 +98,11 @@ def train(
     data: `(inputs, targets)` tensors or a map-style Dataset of such pairs; `test` likewise, for evaluation.
     optimizer: a function from parameters to any `torch.optim` optimizer; SGD with lr 0.1 if left out.
     epochs, steps, samples, budget: when to stop, whichever comes first; one epoch if none is given.
-    until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it; evaluations
-        take place every `evaluate_every` epochs (0.25: four times in each). `result["reached"]` says where and at what cost.
-    virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are used.
+    until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it;
+        evaluations take place every `evaluate_every` epochs (0.25: four times in each). `result["reached"]` says where
+        and at what cost.
+    virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are
+        used.
     device: where the models of the workers live.
     out: a folder for events, checkpoints and the result; `resume=True` goes on from its newest checkpoint.
     deterministic: sum in rank order, so that processes give the bits of virtual workers.

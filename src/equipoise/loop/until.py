@@ -40,10 +40,10 @@ class Until(NamedTuple):
 
     def met(self, models: dict[str, dict[str, float]]) -> bool:
         """Has the mean or the centre model reached the target?"""
-        found = [models[name] for name in ("mean", "centre") if name in models]
-        if found and self.metric not in found[0]:
-            raise UserError(f"until {self}: {self.metric} is not measured on this data; known: {', '.join(found[0])}")
-        return any(self.met_by(metrics[self.metric]) for metrics in found)
+        metrics = [models[name] for name in ("mean", "centre") if name in models]
+        if metrics and self.metric not in metrics[0]:
+            raise UserError(f"until {self}: {self.metric} is not measured on this data; known: {', '.join(metrics[0])}")
+        return any(self.met_by(each[self.metric]) for each in metrics)
 
 
 def standing(worker: Worker, until: Until) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..observe.observer import Observer, class_counts
 from ..order.base import Order
 from .blocks import job_blocks
 from .control import Control
-from .evaluate import Task, evaluate, health
+from .evaluate import EvaluationTask, evaluate, health
 from .example_gradients import example_gradients
 from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
@@ -89,11 +89,11 @@ class Worker:
             load_worker(self, job.resume)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> EvaluationTask:
         """What models are evaluated on: the test data, or the training data where there is none."""
         job = self.job
         statistics = (job.train, self.position.block) if job.buffers == "recompute" else None
-        return Task(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
+        return EvaluationTask(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
 
     @property
     def order(self) -> Order:

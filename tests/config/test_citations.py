@@ -14,7 +14,7 @@ from equipoise.config.citations import FOLKLORE, METHODS, cite_all, entries, key
 from equipoise.config.registry import entries as registered
 from equipoise.core.errors import UserError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NEEDED = {"article": "journal", "inproceedings": "booktitle", "misc": "note", "techreport": "institution"}
 
 

@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.loop.sharpness import sharpness_aware
 from equipoise.simulate.cluster import Cluster
 
-from .contract import toy
+from ..contract import toy
 
 
 def test_on_a_quadratic_by_hand() -> None:

@@ -43,7 +43,7 @@ class Learner(Method):
     STATE = ("vector", "seen", "nested")
     start_at: int = option(0, help="first value")
 
-    def start(self) -> None:
+    def init_state(self) -> None:
         self.vector = torch.full((3,), float(self.start_at))
         self.seen = 0
         self.nested = {"list": [torch.zeros(1)]}
@@ -185,7 +185,6 @@ def test_a_method_without_start_cannot_be_made() -> None:
 
 # -- the streams of a worker --------------------------------------------------------------------------------------
 def test_streams_depend_on_seed_worker_and_purpose_alone() -> None:
-    world = World(3)
     draws = {}
     for seed in (0, 1):
         for rank in range(3):

@@ -34,13 +34,13 @@ def under_torchrun(function: Any) -> list[Any]:
         children.append(child)
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     try:
-        found = []
+        answers = []
         for pipe in pipes:
             assert pipe.poll(60), "a process does not answer"
-            found.append(pickle.loads(pipe.recv_bytes()))
-        for problem, _ in found:
+            answers.append(pickle.loads(pipe.recv_bytes()))
+        for problem, _ in answers:
             assert problem is None, problem
-        return [value for _, value in found]
+        return [value for _, value in answers]
     finally:
         for child in children:
             child.kill()
@@ -79,7 +79,7 @@ def test_launch_uses_the_processes_that_are_there_again_and_again() -> None:
 
     both = under_torchrun(twice)
     for turn in range(2):
-        rows = [found[turn] for found in both]
+        rows = [answers[turn] for answers in both]
         assert [len(r) for r in rows] == [1, 1], "each process has its own worker's result"
         assert [r[0][:4] for r in rows] == [(rank, 2, False, [2.0, 2.0]) for rank in range(2)]
         assert sorted(r[0][4] for r in rows) == [1, 2]
@@ -115,10 +115,10 @@ def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
         run = train(steps=5, out=tmp_path / "run", resume=True)
         return run.result["params_sha256"], run.result["steps"], [p.tolist() for p in run.model.parameters()]
 
-    found = under_torchrun(loop)
-    assert found[0] == found[1]
+    answers = under_torchrun(loop)
+    assert answers[0] == answers[1]
     whole = train(steps=5, workers=2)
-    assert found[0] == (whole.result["params_sha256"], 5, [p.tolist() for p in whole.model.parameters()])
+    assert answers[0] == (whole.result["params_sha256"], 5, [p.tolist() for p in whole.model.parameters()])
 
 
 def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,234 @@
+"""A user's own loop has everything that `eq.train` has: resume to the bit, events and a page, evaluation, skipping,
+prefetching.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import equipoise as eq
+from equipoise.cli.main import main
+from equipoise.core.errors import CheckpointError, NonFinite, UserError
+from equipoise.observe.events import read_events
+
+EXAMPLES, WORKERS = 203, 3
+generator = torch.Generator().manual_seed(5)
+INPUTS = torch.randn(EXAMPLES, 8, generator=generator)
+TARGETS = (INPUTS @ torch.randn(8, 4, generator=generator)).argmax(1)
+DATA = TensorDataset(INPUTS, TARGETS)
+
+
+class Loop:
+    """A loop as a user would write it; `run` returns the parameters of every worker."""
+
+    def __init__(self, **choices: Any):
+        self.num_workers = choices.pop("num_workers", 0)
+        self.norm = choices.pop("norm", False)
+        self.batch = choices.pop("batch", 8)
+        self.order = choices.pop("order", None)
+        self.partition = choices.pop("partition", None)
+        self.spoil: Callable[[int, int], bool] = choices.pop("spoil", lambda rank, step: False)
+        self.choices = {"period": 3, "seed": 1} | choices
+
+    def __call__(self, comm: Any, steps: int, resume: bool, save: bool) -> tuple[torch.Tensor, list[int]]:
+        torch.manual_seed(7 + comm.rank)
+        norm = nn.BatchNorm1d(12) if self.norm else nn.Identity()
+        model = nn.Sequential(nn.Linear(8, 12), norm, nn.Tanh(), nn.Dropout(0.2), nn.Linear(12, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+        sampler = eq.Sampler(DATA, partition=self.partition, order=self.order, batch=self.batch, seed=3)
+        loader = DataLoader(DATA, batch_sampler=sampler, num_workers=self.num_workers)
+        sizes = []
+        with eq.attach(model, optimizer, sampler=sampler, scheduler=scheduler, **self.choices) as together:
+            if resume:
+                assert together.resume() > 0
+            for _ in sampler.epochs(100):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    with sampler.watching(model):
+                        loss = nn.functional.cross_entropy(model(x), y)
+                        if self.spoil(comm.rank, together.clock.step):
+                            loss = loss * math.nan
+                        loss.backward()
+                    together.loss = loss.item()
+                    optimizer.step()
+                    scheduler.step()
+                    sizes.append(together.batch)
+                    if together.clock.step == steps:
+                        break
+                if together.clock.step == steps:
+                    break
+            if "log" in self.choices:
+                together.evaluate(DATA, nn.functional.cross_entropy)
+            if save:
+                together.checkpoint()
+        state = [v.reshape(-1).double() for v in model.state_dict().values()]
+        return torch.cat(state), sizes
+
+    def run(self, steps: int, *, resume: bool = False, save: bool = False, virtual: bool = True) -> Any:
+        rows = eq.spawn(lambda comm: self(comm, steps, resume, save), WORKERS, virtual=virtual, deterministic=True)
+        return torch.stack([row[0] for row in rows]), [row[1] for row in rows]
+
+
+GROWING = {"batch": eq.batch.NormTest(start=4, growth=1.6, eta=0.4, most=20)}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"norm": True, "buffers": "average"},
+        {"sync": eq.sync.DeTAG(), "period": 1},
+        {"sync": eq.sync.DiLoCo(delay=1, fragments=2)},
+        {"order": eq.order.CDGraB(), "nonfinite": "skip"},
+        GROWING,
+        {**GROWING, "num_workers": 2},
+    ],
+    ids=["average", "detag", "streaming", "order", "adaptive", "prefetched"],
+)
+def test_a_loop_resumes_to_the_same_bits(choices: dict[str, Any], tmp_path: Path) -> None:
+    whole, sizes = Loop(**choices).run(17)
+    Loop(**choices, log=tmp_path / "run").run(8, save=True)
+    resumed, later = Loop(**choices, log=tmp_path / "run").run(17, resume=True)
+    assert torch.equal(whole, resumed)
+    assert [row[8:] for row in sizes] == later
+
+
+def test_prefetched_batches_keep_the_sizes_they_were_drawn_with() -> None:
+    """Sizes grow while batches wait: every worker changes at the same step, a few steps later than without
+    prefetching.
+    """
+    _, at_once = Loop(**GROWING).run(17)
+    _, later = Loop(**GROWING, num_workers=1).run(17)
+    grows = [{next(i for i, n in enumerate(row) if n > row[0]) for row in rows} for rows in (at_once, later)]
+    assert grows == [{3}, {3 + 2}]  # the first round, and the prefetch factor of one process
+
+
+def test_processes_give_the_bits_of_virtual_workers(tmp_path: Path) -> None:
+    assert torch.equal(Loop().run(7)[0], Loop().run(7, virtual=False)[0])
+
+
+def test_a_log_is_a_run_that_the_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    Loop(log=run, log_every=2).run(8, save=True)
+    events = read_events(run)
+    assert {event["event"] for event in events} == {"start", "step", "evaluate", "checkpoint", "end"}
+    assert [e["step"] for e in events if e["event"] == "step" and e["worker"] == 1] == [2, 4, 6, 8]
+    result = json.loads((run / "result.json").read_text())
+    assert result["steps"] == 8
+    assert result["rounds"] == 2
+    assert set(result["models"]["mean"]) == {"loss", "accuracy"}
+    assert main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert "accuracy" in (tmp_path / "page.html").read_text()
+    assert main(["cite", str(run)]) == 0
+    assert "stich2019local" in capsys.readouterr().out
+
+
+def test_a_folder_is_claimed_once(tmp_path: Path) -> None:
+    Loop(log=tmp_path / "run").run(3, save=True)
+    with pytest.raises(CheckpointError, match="holds a run already: resume it"):
+        Loop(log=tmp_path / "run").run(3)
+    with pytest.raises(CheckpointError, match=r"period.steps: 3 in the checkpoint, 2 now"):
+        Loop(log=tmp_path / "run", period=2).run(6, resume=True)
+
+
+def test_resume_without_a_checkpoint_begins_at_the_start(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    with eq.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), log=tmp_path / "new") as together:
+        assert together.resume() == 0
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            together.resume(5)
+    with eq.attach(model, torch.optim.SGD(model.parameters(), lr=0.1)) as together:
+        for call in (together.resume, together.checkpoint):
+            with pytest.raises(UserError, match="pass log="):
+                call()
+
+
+def test_a_loss_that_is_not_finite_names_worker_and_step() -> None:
+    with pytest.raises(NonFinite, match="worker 1, step 5: the loss is nan"):
+        Loop(spoil=lambda rank, step: rank == 1 and step == 4).run(8)
+
+
+def test_a_skipped_step_counts_for_nothing_on_any_worker() -> None:
+    """One worker's NaN neither spreads nor leaves a trace in BatchNorm: models stay finite, training goes on."""
+    choices: dict[str, Any] = {"nonfinite": "skip", "sync": eq.sync.AllReduce(), "period": 1, "norm": True}
+    models, _ = Loop(**choices, spoil=lambda rank, step: rank == 1 and step == 4).run(8)
+    assert models.isfinite().all()
+    spared, _ = Loop(**choices, spoil=lambda rank, step: step == 4).run(5)
+    before, _ = Loop(**choices).run(4)
+    assert torch.equal(spared, before)
+
+
+def test_accumulated_batches_are_told_from_prefetched_ones() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = eq.Sampler(DATA, batch=8)
+    with (
+        pytest.raises(UserError, match="pass accumulate=2"),
+        eq.attach(model, optimizer, sampler=sampler),
+    ):
+        for number, (x, y) in enumerate(DataLoader(DATA, batch_sampler=sampler)):
+            nn.functional.cross_entropy(model(x), y).backward()
+            if number % 2:
+                optimizer.step()
+
+
+def test_choices_that_do_not_fit_are_refused_as_in_train() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = eq.period.TotalSteps(4)
+    for choices in ({"order": eq.order.CDGraB()}, {"batch": eq.batch.NormTest()}):
+        sampler = eq.Sampler(DATA, **choices)
+        with pytest.raises(UserError) as attached:
+            eq.attach(model, optimizer, sync=eq.sync.EASGD(), period=total, sampler=sampler)
+        with pytest.raises(UserError) as trained:
+            eq.train(model, nn.CrossEntropyLoss(), DATA, sync=eq.sync.EASGD(), period=total, workers=2, **choices)
+        assert str(attached.value) == str(trained.value)
+
+
+def test_measured_speeds_divide_the_data_of_a_loop() -> None:
+    def loop(comm: Any) -> list[int]:
+        with pytest.raises(UserError, match="pass step="):
+            eq.Sampler(DATA, partition=eq.partition.Stratified(speeds="measured"))
+        weights = torch.randn(64, 64)
+
+        def step() -> None:
+            for _ in range(40 if comm.rank == 0 else 10):
+                weights @ weights
+
+        sampler = eq.Sampler(DATA, partition=eq.partition.Stratified(speeds="measured"), step=step)
+        return [len(block) for block in sampler.blocks]
+
+    rows = eq.spawn(loop, 2)
+    assert rows[0] == rows[1]
+    assert sum(rows[0]) == EXAMPLES
+    assert rows[0][1] > 1.5 * rows[0][0]
+
+
+def test_evaluation_changes_nothing_and_names_its_model() -> None:
+    def loop(comm: Any) -> None:
+        torch.manual_seed(comm.rank)
+        model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with eq.attach(model, optimizer, sync=eq.sync.EASGD(), period=2) as together:
+            for _ in range(3):
+                nn.functional.cross_entropy(model(INPUTS), TARGETS).backward()
+                optimizer.step()
+            before, rng = together.flat.x.clone(), torch.get_rng_state()
+            metrics = together.evaluate((INPUTS, TARGETS), nn.functional.cross_entropy, ("local", "mean", "centre"))
+            assert torch.equal(before, together.flat.x)
+            assert torch.equal(rng, torch.get_rng_state())
+            assert set(metrics) == {"local", "mean", "centre"}
+            with together.evaluating("mean") as mean:
+                loss = nn.functional.cross_entropy(mean(INPUTS), TARGETS).item()
+            assert metrics["mean"]["loss"] == pytest.approx(loss, rel=1e-6)
+
+    eq.spawn(loop, WORKERS, virtual=True)
