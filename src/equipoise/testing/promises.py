@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..config.citations import entries
 from ..config.defaults import chosen_batch, chosen_period
 from ..config.registry import name_of
 from ..core.errors import UserError
@@ -55,6 +56,8 @@ def check_metadata(method: Configurable) -> None:
     assert name_of(method) == metadata.name
     assert metadata.help, f"{cls.__name__}: one line of help"
     assert "\n" not in metadata.help, f"{cls.__name__}: one line of help"
+    for key in metadata.cites:
+        assert key in entries() or key.startswith("@"), f"{key!r}: a key of citations.bib, or a whole BibTeX entry"
     assert "__doc__" in vars(cls), f"{cls.__name__}: a docstring with the equation"
     assert inspect.getdoc(cls), f"{cls.__name__}: a docstring with the equation"
 
