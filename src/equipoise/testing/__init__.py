@@ -13,6 +13,7 @@ from .promises import check_attach as check_attach
 from .promises import check_attach_resume as check_attach_resume
 from .promises import check_cost as check_cost
 from .promises import check_deterministic as check_deterministic
+from .promises import check_every_example as check_every_example
 from .promises import check_graph as check_graph
 from .promises import check_metadata as check_metadata
 from .promises import check_method as check_method

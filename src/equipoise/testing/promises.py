@@ -27,6 +27,7 @@ from ..data.source import Source
 from ..launch.start import spawn
 from ..loop.job import Job, Length
 from ..loop.worker import Worker
+from ..order.base import Order
 from ..sync.base import Sync
 from ..sync.none import NoSync
 from ..topology.base import Topology
@@ -65,8 +66,8 @@ def check_metadata(method: Configurable) -> None:
 def check_repr(method: Configurable) -> None:
     """It is built again from its repr."""
     again = eval(repr(method), _classes_in(method))
-    assert type(again) is type(method)
-    assert again == method
+    assert type(again) is type(method), f"{method!r} builds a {type(again).__name__}"
+    assert again == method, f"{method!r} builds another one: {again!r}"
 
 
 def _classes_in(value: Configurable) -> dict[str, Any]:
@@ -200,6 +201,24 @@ def check_state(method: Method) -> None:
     spawn(loop, toy.WORKERS, virtual=True)
 
 
+def check_every_example(method: Order) -> None:
+    """Every epoch of an order visits each example of the worker's block once."""
+    job = _job(method)
+
+    def loop(comm: Any) -> None:
+        worker = Worker(job, comm)
+        for epoch in range(3):
+            positions = worker.position.positions
+            assert positions is not None
+            once = sorted(positions.tolist()) == list(range(len(worker.position.block)))
+            assert once, f"epoch {epoch} of rank {comm.rank} does not visit every example once: {positions}"
+            while worker.position.steps_left:
+                worker.step()
+            _begin_epoch(worker)
+
+    spawn(loop, 2, virtual=True)
+
+
 def check_cost(method: Sync) -> None:
     """The ledger equals the cost that a sync declares: step by step, rank by rank, on even and odd world sizes."""
     job = _job(method)
@@ -227,9 +246,13 @@ def _job(method: Method) -> Job:
 
 def _step(worker: Worker) -> None:
     if worker.position.steps_left == 0:
-        worker.clock.epoch += 1
-        worker.position.begin(worker.clock.epoch)
+        _begin_epoch(worker)
     worker.step()
+
+
+def _begin_epoch(worker: Worker) -> None:
+    worker.clock.epoch += 1
+    worker.position.begin(worker.clock.epoch)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -269,7 +292,7 @@ TRAINS = (
 )
 PROMISES: dict[str, tuple[Callable[[Any], None], ...]] = {
     "partition": (*SAYS, *TRAINS),
-    "order": (*SAYS, *TRAINS, check_state),
+    "order": (*SAYS, *TRAINS, check_state, check_every_example),
     "batch": (*SAYS, *TRAINS, check_state),
     "period": (*SAYS, *TRAINS, check_state),
     "topology": (*SAYS, check_graph),
