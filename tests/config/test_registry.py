@@ -143,6 +143,17 @@ def test_stubs_are_up_to_date() -> None:
     assert not stale, "run: python -m equipoise.config.stubs"
 
 
+@pytest.mark.parametrize("axis", registry.AXES)
+def test_a_stub_says_what_the_package_has(axis: str) -> None:
+    """Its names are those of the package, and each is the class that the package gives."""
+    package = importlib.import_module(f"equipoise.{registry.folder_of(axis).name}")
+    names: dict[str, object] = {"__package__": package.__name__}
+    exec(stubs.stub(axis), names)
+    del names["__package__"], names["__builtins__"]
+    assert set(names) >= set(registry.exports(axis))
+    assert all(getattr(package, name) is value for name, value in names.items())
+
+
 def test_a_new_file_is_a_new_method(tmp_path: Path) -> None:
     """A file in the folder of its axis is all that names, exports, stubs, citations and the list need."""
     package = tmp_path / "equipoise"

@@ -101,7 +101,7 @@ def attach(
                     sgd.zero_grad()
                     with sampler.watching(net):
                         loss = nn.functional.cross_entropy(net(x), y)
-                        loss.backward()
+                        loss.backward()  # type: ignore[no-untyped-call]
                     together.loss = loss.item()
                     sgd.step()
                     ended = over()
@@ -124,6 +124,6 @@ def ends(comm: Comm, together: attach_to, steps: int, lockstep: bool) -> Callabl
         if not together.clock.due:
             return False
         with comm.uncounted():
-            return sum(comm.gather_objects(together.clock.step)) >= steps * comm.size
+            return bool(sum(comm.gather_objects(together.clock.step)) >= steps * comm.size)
 
     return over
