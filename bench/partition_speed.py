@@ -55,14 +55,14 @@ def divide(n: int, classes: int, workers: int, audited: bool, options: dict) -> 
 
 def spread(x: np.ndarray, y: np.ndarray, blocks: list[np.ndarray]) -> float:
     """(max f - min f) / mean f over blocks for facility location, averaged over up to three classes of up to 2000."""
-    from equipoise.partition.engine.kernels import on_grid, similarities
+    from equipoise.partition.engine.kernels import quantize, similarities
 
     found = []
     for label in range(min(3, int(y.max()) + 1)):
         members = np.flatnonzero(y == label)
         if len(members) > 2000:
             continue
-        kernel = similarities(on_grid(x[members]))
+        kernel = similarities(quantize(x[members]))
         values = [kernel[:, np.isin(members, block)].max(1).sum(dtype=np.int64) for block in blocks]
         found.append(np.ptp(values) / np.mean(values))
     return float(np.mean(found)) if found else float("nan")

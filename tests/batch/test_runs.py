@@ -15,11 +15,13 @@ from torch import nn
 import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.comm.ledger import mean_cost
+from equipoise.comm.piggyback import Piggyback
 from equipoise.core.errors import UserError
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.lr_schedule import LRSchedule, gain
 from equipoise.loop.worker import Worker
+from equipoise.observe.events import read_events
 
 from ..contract import toy
 
@@ -32,53 +34,59 @@ def train(rule: Any, *, data: Any = (toy.INPUTS, toy.TARGETS), **changes: Any) -
     return eq.train(toy.model, nn.CrossEntropyLoss(), data, **chosen)
 
 
-def workers_of(rule: Any, steps: int, look: Any = None, **changes: Any) -> list[Any]:
-    """Run the loop by hand on 4 virtual workers; `look(worker)` after each step, its results by rank."""
+def workers_of(rule: Any, steps: int, read: Any = None, **changes: Any) -> list[Any]:
+    """Run the loop by hand on 4 virtual workers; `read(worker)` after each step, its results by rank."""
     job = Job(
         model=toy.model,
-        loss=nn.CrossEntropyLoss(),
         train=Source((toy.INPUTS, toy.TARGETS)),
         length=Length(steps=1000),
         optimizer=changes.pop("optimizer", lambda p: torch.optim.SGD(p, lr=0.2)),
-        **{"batch": rule, "sync": eq.sync.PeriodicAverage(), "period": eq.period.Every(4), **changes},
+        **{
+            "loss": nn.CrossEntropyLoss(),
+            "batch": rule,
+            "sync": eq.sync.PeriodicAverage(),
+            "period": eq.period.Every(4),
+            **changes,
+        },
     )
 
     def loop(comm: Comm) -> list[Any]:
         worker = Worker(job, comm)
         worker.model.train()
-        found = []
-        for _ in range(steps):
-            if worker.position.steps_left == 0:
-                worker.clock.epoch += 1
-                worker.position.begin(worker.clock.epoch)
-            worker.step()
-            found.append(look(worker) if look is not None else list(worker.batch.sizes()))
-        return found
+        rows = []
+        with worker.observer:
+            for _ in range(steps):
+                if worker.position.steps_left == 0:
+                    worker.clock.epoch += 1
+                    worker.position.begin(worker.clock.epoch)
+                worker.step()
+                rows.append(read(worker) if read is not None else list(worker.batch.sizes()))
+        return rows
 
     return eq.spawn(loop, toy.WORKERS, virtual=True)
 
 
 @pytest.mark.parametrize("gradient", ["last", "first"])
 @pytest.mark.parametrize("sync", [eq.sync.PeriodicAverage(), eq.sync.AllReduce(), eq.sync.DPSGD()])
-def test_decides_what_the_workers_gradients_say_by_hand(sync: Any, gradient: str) -> None:
-    """The gradients of the step that ends or begins a round, as backward left them, put into the formula of the paper."""
-    period = eq.period.Every(1 if sync.every_step else 4)
+def test_sizes_follow_from_the_workers_gradients_by_the_formula(sync: Any, gradient: str, tmp_path: Path) -> None:
+    """The gradients of the step that ends or begins a round, as backward left them, in the formula of the paper."""
+    every_step = sync.needs().every_step
+    period = eq.period.Every(1 if every_step else 4)
     gradients: dict[int, list[np.ndarray]] = {}
-    events: list[dict[str, Any]] = []
 
     class Spy(eq.batch.NormTest):
-        def observe(self, due: bool) -> None:
+        def observe(self, due: bool) -> Piggyback | None:
             flat = self.context.flat
             assert flat is not None
-            self.context.emit = lambda event, **fields: events.append(fields)
             if due if gradient == "last" else self.context.clock.step % period.steps == 0:
                 gradients.setdefault(self.context.rank, []).append(flat.copy_gradient().double().numpy())
-            super().observe(due)
+            return super().observe(due)
 
     rule = Spy(start=8, most=10**6, eta=0.9, growth=math.inf, shrink=True, gradient=gradient)
     nesterov = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)  # noqa: E731  (changes gradients in place)
-    workers_of(rule, 8, sync=sync, period=period, optimizer=nesterov, clip=0.01)
-    assert len(events) == (8 if sync.every_step else 2)
+    workers_of(rule, 8, sync=sync, period=period, optimizer=nesterov, clip=0.01, folder=tmp_path)
+    events = [event for event in read_events(tmp_path) if event["event"] == "batch"]
+    assert len(events) == (8 if every_step else 2)
     b = 8
     for at, event in enumerate(events[:4]):
         rows = np.stack([gradients[rank][at] for rank in range(4)])
@@ -94,17 +102,17 @@ def test_all_workers_hold_the_same_sizes_at_all_times() -> None:
     for estimator in ESTIMATORS:
         rows = workers_of(eq.batch.NormTest(start=4, eta=0.6, estimator=estimator, shrink=True), 40)
         assert rows[0] == rows[1] == rows[2] == rows[3]
-        assert len({tuple(sizes) for sizes in rows[0]}) > 2, "nothing was decided"
+        assert len({tuple(sizes) for sizes in rows[0]}) > 2, "no size was changed"
 
 
-def test_the_three_estimators_see_the_same_noise() -> None:
-    found = {}
+def test_the_three_estimators_measure_the_same_noise() -> None:
+    variances = {}
     for estimator in ESTIMATORS:
         rule = eq.batch.NormTest(start=8, eta=math.inf, estimator=estimator, examples=0)
-        rows = workers_of(rule, 24, lambda w: w.batch.evidence, optimizer=lambda p: torch.optim.SGD(p, lr=0.02))
-        found[estimator] = np.mean([e.variance for e in rows[0] if e is not None])
-    assert found["examples"] == pytest.approx(found["workers"], rel=0.2)
-    assert found["pseudo"] == pytest.approx(found["workers"], rel=0.2)
+        rows = workers_of(rule, 24, lambda w: w.batch.noise(), optimizer=lambda p: torch.optim.SGD(p, lr=0.02))
+        variances[estimator] = np.mean([e.variance for e in rows[0] if e is not None])
+    assert variances["examples"] == pytest.approx(variances["workers"], rel=0.2)
+    assert variances["pseudo"] == pytest.approx(variances["workers"], rel=0.2)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -120,30 +128,30 @@ def test_eta_without_bound_is_the_constant_batch_to_the_bit(estimator: str) -> N
         assert adaptive["rounds"] == fixed["rounds"]
 
 
-def test_a_round_is_one_collective_and_costs_what_travels() -> None:
-    """The gradient goes one way, the numbers to everybody, the parameters there and back."""
+def test_a_round_is_one_collective_and_costs_what_is_sent() -> None:
+    """The gradient is sent one way, the numbers to every worker, the parameters there and back."""
 
-    def look(worker: Worker) -> tuple[int, int, bool]:
+    def read(worker: Worker) -> tuple[int, int, bool]:
         ledger = worker.comm.ledger
         return ledger.messages, ledger.bytes, worker.clock.due
 
-    def bill(rule: Any, **changes: Any) -> tuple[int, int]:
-        rows = workers_of(rule, 4, look, **changes)[0]
+    def cost(rule: Any, **changes: Any) -> tuple[int, int]:
+        rows = workers_of(rule, 4, read, **changes)[0]
         assert rows[2][:2] == (0, 0) or rows[2][2]
         return rows[3][0] - rows[2][0], rows[3][1] - rows[2][1]
 
     messages, bytes = mean_cost(ELEMENTS, 4, 0, 4)
     one_way = (ELEMENTS - ELEMENTS // 4) * 4
-    assert bill(eq.batch.Fixed(8)) == (messages, bytes)
+    assert cost(eq.batch.Fixed(8)) == (messages, bytes)
     test = eq.batch.NormTest(start=8)
-    assert bill(test) == (messages, bytes + one_way + 3 * 8 * (1 + 5 + 5))  # weight, note, findings
+    assert cost(test) == (messages, bytes + one_way + 3 * 8 * (1 + 5 + 5))  # weight, metadata, statistics
     pseudo = eq.batch.NormTest(start=8, estimator="pseudo")
-    assert bill(pseudo) == (messages, bytes + 3 * 8 * (1 + 6 + 5))
+    assert cost(pseudo) == (messages, bytes + 3 * 8 * (1 + 6 + 5))
     own = eq.batch.NormTest(start=8, estimator="examples", tested="own")
-    assert bill(own) == (messages, bytes + 3 * 8 * (1 + 8))
+    assert cost(own) == (messages, bytes + 3 * 8 * (1 + 8))
     every = {"sync": eq.sync.AllReduce(), "period": eq.period.Every()}
-    assert bill(test, **every) == (messages, bytes + 3 * 8 * (1 + 5 + 5)), "the mean gradient is there already"
-    assert bill(eq.batch.NormTest(start=8, every=2)) == (messages, bytes), "no test in this round"
+    assert cost(test, **every) == (messages, bytes + 3 * 8 * (1 + 5 + 5)), "the mean gradient is there already"
+    assert cost(eq.batch.NormTest(start=8, every=2)) == (messages, bytes), "no test in this round"
 
 
 def test_tests_end_at_the_cap() -> None:
@@ -177,7 +185,7 @@ def test_samples_are_counted_exactly() -> None:
     assert 500 <= result["samples"] < 500 + 4 * 13
 
 
-def test_one_worker_keeps_its_size_unless_it_looks_at_examples(tmp_path: Path) -> None:
+def test_one_worker_keeps_its_size_unless_it_measures_examples(tmp_path: Path) -> None:
     for estimator, grows in (("workers", False), ("pseudo", False), ("examples", True)):
         rule = eq.batch.NormTest(start=8, eta=0.5, most=32, estimator=estimator)
         run = train(rule, workers=1, steps=16, out=tmp_path / estimator)
@@ -215,11 +223,11 @@ def test_resume_in_the_middle_of_a_round(stop: int, tmp_path: Path) -> None:
     ]
     schedule = lambda optimizer: LRSchedule(optimizer, "cosine", 0.1, "sqrt")  # noqa: E731
     for at, rule in enumerate(rules):
-        whole = train(rule, steps=20, scheduler=schedule).result
+        undisturbed = train(rule, steps=20, scheduler=schedule).result
         train(rule, steps=20, scheduler=schedule, checkpoint_every=stop, keep=9, out=tmp_path / str(at))
         resumed = train(rule, steps=20, scheduler=schedule, out=tmp_path / str(at), resume=stop).result
         for key in ("params_sha256", "samples", "bytes", "rounds"):
-            assert resumed[key] == whole[key], (rule, key)
+            assert resumed[key] == undisturbed[key], (rule, key)
 
 
 def test_measured_speeds_on_a_described_cluster() -> None:
@@ -249,7 +257,7 @@ def test_a_worker_that_skips_a_step_weighs_nothing(tmp_path: Path) -> None:
     assert math.isfinite(run.result["models"]["mean"]["loss"])
 
 
-def test_a_gradient_that_is_not_finite_is_agreed_on_and_changes_nothing() -> None:
+def test_a_gradient_that_is_not_finite_is_agreed_on_and_changes_nothing(tmp_path: Path) -> None:
     class Cusp(torch.autograd.Function):
         """A finite loss with a gradient that is not."""
 
@@ -269,32 +277,11 @@ def test_a_gradient_that_is_not_finite_is_agreed_on_and_changes_nothing() -> Non
             return Cusp.apply(outputs)
         return nn.functional.cross_entropy(outputs, targets)
 
-    events: list[dict[str, Any]] = []
-
-    class Heard(eq.batch.NormTest):
-        def observe(self, due: bool) -> None:
-            self.context.emit = lambda event, **fields: events.append(fields)
-            super().observe(due)
-
-    sizes: list[Any] = []
-    job2 = Job(
-        model=toy.model,
-        loss=loss,
-        train=Source((toy.INPUTS, toy.TARGETS)),
-        length=Length(steps=9),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
-        batch=Heard(start=8, eta=0.1),
-        sync=eq.sync.PeriodicAverage(),
-    )
-
-    def loop(comm: Comm) -> None:
-        worker = Worker(job2, comm)
-        worker.step()
-        sizes.append(list(worker.batch.sizes()))
-
-    eq.spawn(loop, 4, virtual=True)
+    rule = eq.batch.NormTest(start=8, eta=0.1)
+    sizes = workers_of(rule, 1, loss=loss, period=eq.period.Every(1), folder=tmp_path)
+    events = [event for event in read_events(tmp_path) if event["event"] == "batch"]
     assert "not finite" in events[0]["reason"]
-    assert sizes == [[8] * 4] * 4
+    assert sizes == [[[8] * 4]] * 4
 
 
 def test_no_gradient_anywhere() -> None:
@@ -342,41 +329,35 @@ def test_pseudo_is_refused_where_it_would_be_wrong() -> None:
         eq.batch.NormTest(estimator="pseudo", gradient="first")
 
 
-def test_first_gradients_hold_no_drift() -> None:
-    """Workers on |x - z|^2 / 2 with z of variance 1 in each of d dimensions: gradients x - z, tr S = d wherever they are.
+def test_first_gradients_hold_no_drift(tmp_path: Path) -> None:
+    """Workers on |x - z|^2 / 2 with z of variance 1 in each of d dimensions: gradients x - z, tr S = d for every x.
 
-    After local steps workers are apart and V is larger by b times the variance of their x: H steps of rate a on b
-    examples spread it by a^2 H / b at least, less what the steps forget.
+    After local steps the workers' x differ and V is larger by b times their variance: H steps of rate a on b examples
+    spread it by a^2 H / b, less what decays.
     """
     d, b, rate, period = 40, 4, 0.2, 16
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(4096, d, generator=generator), torch.zeros(4096)
-    found = {}
+    variances = {}
     for gradient in ("last", "first"):
-        seen = []
-
-        class Heard(eq.batch.NormTest):
-            def decide(self, *evidence: Any) -> None:
-                super().decide(*evidence)
-                seen.append(self.seen[0])  # noqa: B023
-
-        eq.train(
+        run = eq.train(
             lambda: _Point(d),
             lambda outputs, targets: outputs.mean(),
             data,
             optimizer=lambda p: torch.optim.SGD(p, lr=rate),
             workers=4,
             steps=period * 40,
-            batch=Heard(start=b, eta=math.inf, gradient=gradient),
+            batch=eq.batch.NormTest(start=b, eta=math.inf, gradient=gradient),
             period=period,
+            out=tmp_path / gradient,
         )
-        found[gradient] = np.mean(seen)
-    # Relative standard deviation of one V: sqrt(2 / (3 d)) = 0.13, of 40 of them 0.02. The x of a worker is an average of
-    # its batches with weights a (1 - a)^h, whose squares add up to a / (2 - a) = 1/9: V sees that much on top.
+        variances[gradient] = np.mean([event["variance"] for event in run.events if event["event"] == "batch"])
+    # Relative standard deviation of one V: sqrt(2 / (3 d)) = 0.13, of 40 of them 0.02. The x of a worker is an average
+    # of its batches with weights a (1 - a)^h, whose squares add up to a / (2 - a) = 1/9: V is larger by that.
     kept = rate / (2 - rate) * (1 - (1 - rate) ** (2 * period - 2))
-    assert found["first"] == pytest.approx(d, rel=0.08)
-    assert found["last"] == pytest.approx(d * (1 + kept), rel=0.08)
-    assert found["last"] > found["first"]
+    assert variances["first"] == pytest.approx(d, rel=0.08)
+    assert variances["last"] == pytest.approx(d * (1 + kept), rel=0.08)
+    assert variances["last"] > variances["first"]
 
 
 class _Point(nn.Module):
@@ -404,16 +385,16 @@ def test_decisions_are_drawn(tmp_path: Path) -> None:
 
 # -- the learning rate ------------------------------------------------------------------------------------------------
 def test_gains() -> None:
-    from equipoise.batch.noise import Evidence
+    from equipoise.batch.noise import NoiseEstimate
 
-    seen = Evidence(variance=64.0, square=1.0, noise=0.0, parts=1)
-    assert gain("none", 4.0, 16, seen) == 1.0
+    estimate = NoiseEstimate(variance=64.0, square=1.0, noise=0.0, parts=1)
+    assert gain("none", 4.0, 16, estimate) == 1.0
     assert gain("linear", 4.0, 16, None) == 4.0
     assert gain("sqrt", 4.0, 16, None) == 2.0
-    assert gain("adascale", 4.0, 16, seen) == pytest.approx((4 + 1) / (4 / 4 + 1))
+    assert gain("adascale", 4.0, 16, estimate) == pytest.approx((4 + 1) / (4 / 4 + 1))
     assert gain("adascale", 4.0, 16, None) == 1.0
-    assert gain("adascale", 1.0, 16, seen) == 1.0
-    noise, signal = seen._replace(square=-1.0), seen._replace(variance=0.0)
+    assert gain("adascale", 1.0, 16, estimate) == 1.0
+    noise, signal = estimate._replace(square=-1.0), estimate._replace(variance=0.0)
     assert gain("adascale", 4.0, 16, noise) == 4.0, "where noise rules it is linear"
     assert gain("adascale", 4.0, 16, signal) == 1.0, "where there is none nothing is gained"
 
@@ -424,13 +405,13 @@ def test_the_rate_follows_samples_and_the_batch(scaling: str) -> None:
     rule = eq.batch.NormTest(start=4, eta=0.5, most=32)
     rates: list[tuple[int, int, float]] = []
 
-    class Heard(LRSchedule):
+    class Recorded(LRSchedule):
         def step(self) -> None:
             assert self.worker is not None
             rates.append((self.worker.position.consumed, self.worker.clock.batch, self.worker.clock.lr))
             super().step()
 
-    run = train(rule, workers=4, steps=None, samples=1200, scheduler=lambda o: Heard(o, "cosine", 0.25, scaling))
+    run = train(rule, workers=4, steps=None, samples=1200, scheduler=lambda o: Recorded(o, "cosine", 0.25, scaling))
     assert run.result["samples"] >= 1200
     batches = {b for _, b, _ in rates}
     assert max(batches) > 8
@@ -483,7 +464,7 @@ def test_a_rule_on_a_users_own_loop() -> None:
     assert rows[0][1] == 2 * toy.EXAMPLES == sum(sum(sizes) for sizes, _ in rows)
 
 
-def test_a_loop_that_accumulates_counts_all_its_batches_and_one_that_draws_ahead_is_refused() -> None:
+def test_a_loop_that_accumulates_counts_all_its_batches_drawn_ahead_or_not() -> None:
     def loop(accumulate: int = 1, **options: Any) -> tuple[int, int]:
         model = toy.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -500,9 +481,8 @@ def test_a_loop_that_accumulates_counts_all_its_batches_and_one_that_draws_ahead
                     optimizer.zero_grad()
         return together.clock.samples, sum(sizes[: len(sizes) // 2 * 2])
 
-    for counted, seen in eq.spawn(lambda comm: loop(2), 2, virtual=True):
-        assert counted == seen > 0
-    with pytest.raises(UserError, match="accumulate=2"):
-        loop()
-    with pytest.raises(UserError, match="num_workers=0"):
-        loop(num_workers=1)
+    for counted, taken in [*eq.spawn(lambda comm: loop(2), 2, virtual=True), loop(2, num_workers=1)]:
+        assert counted == taken > 0
+    for options in ({}, {"num_workers": 1}):
+        with pytest.raises(UserError, match="accumulate=2"):
+            loop(**options)

@@ -83,4 +83,4 @@ def test_png_without_matplotlib(tmp_path, monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, known)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["topology", "ring", "--out", str(tmp_path / "a.png")]) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert "needs matplotlib: pip install 'equipoise[plot]'" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_a_topology_that_nobody_uses_is_noted(command: Command) -> None:
         (["--sync", "all-reduce", "--period", 4], 2, "AllReduce communicates at every step"),
         (["--period", 0], 2, "Every(steps=0): steps must be at least 1"),
         (["--batch", "8,8,8", "--workers", 2, "--virtual"], 2, "batch.size lists 3 sizes for 2 workers"),
-        (["--data", "text"], 2, "text needs files of yours: pass --data.path"),
+        (["--data", "text"], 2, "text needs your own files: pass --data.path"),
         (["--budget", "10 parsecs"], 2, "budget = '10 parsecs': write a number and one of"),
         (["--nesterov"], 2, "--nesterov needs a momentum"),
         (["--momentum", 0.9, "--optimizer", "adam"], 2, "--momentum belongs to sgd"),

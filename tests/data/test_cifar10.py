@@ -97,7 +97,7 @@ def test_npz(npz: Path) -> None:
 
 
 def test_npz_decodes_no_more_than_the_limit(npz: Path) -> None:
-    whole = CIFAR10(dir=str(npz)).load()
+    full = CIFAR10(dir=str(npz)).load()
     path = npz / "cifar10-train.npz"
     with np.load(path) as parts:
         jpeg, offsets, labels = parts["jpeg"].copy(), parts["offsets"], parts["labels"]
@@ -105,20 +105,20 @@ def test_npz_decodes_no_more_than_the_limit(npz: Path) -> None:
     np.savez(path, jpeg=jpeg, offsets=offsets, labels=labels)
     refused(npz, "image 2 is damaged")
     some = CIFAR10(dir=str(npz), limit=2, test_limit=1).load()
-    assert some.train.x.equal(whole.train.x[:2])
-    assert some.test.x.equal(whole.test.x[:1])
+    assert some.train.x.equal(full.train.x[:2])
+    assert some.test.x.equal(full.test.x[:1])
 
 
 def test_npz_without_pillow(npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UserError, match=r"pip install equipoise\[images\]"):
+    with pytest.raises(UserError, match=r"reading JPEG images needs pillow: pip install 'equipoise\[images\]'"):
         CIFAR10(dir=str(npz)).load()
 
 
 def test_npz_damaged(npz: Path) -> None:
     path = npz / "cifar10-test.npz"
-    whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"no zip at all", whole[:300] + bytes(50) + whole[350:]):
+    intact = path.read_bytes()
+    for damaged in (intact[: len(intact) // 2], b"", b"no zip at all", intact[:300] + bytes(50) + intact[350:]):
         path.write_bytes(damaged)
         refused(npz, "cifar10-test.npz: damaged npz")
     path.unlink()
@@ -161,10 +161,10 @@ def test_batches_as_python_3_writes_them(batches: Path, protocol: int) -> None:
 
 
 def test_batches_read_no_more_than_the_limit(batches: Path) -> None:
-    whole = CIFAR10(dir=str(batches)).load()
+    full = CIFAR10(dir=str(batches)).load()
     (batches / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"")
     some = CIFAR10(dir=str(batches), limit=4, test_limit=1).load()
-    assert some.train.x.equal(whole.train.x[:4])
+    assert some.train.x.equal(full.train.x[:4])
     assert len(some.test) == 1
     refused(batches, "data_batch_3: damaged pickle")
 

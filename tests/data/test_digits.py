@@ -24,9 +24,9 @@ def test_the_seed_alone_decides_the_split() -> None:
 
 
 def test_limit_keeps_the_first_and_leaves_the_test_part() -> None:
-    whole, some = Digits().load(), Digits(limit=7).load()
-    assert some.train.x.equal(whole.train.x[:7])
-    assert some.test.x.equal(whole.test.x)
+    full, some = Digits().load(), Digits(limit=7).load()
+    assert some.train.x.equal(full.train.x[:7])
+    assert some.test.x.equal(full.test.x)
 
 
 def test_bad_options() -> None:

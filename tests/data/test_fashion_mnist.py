@@ -55,10 +55,10 @@ def test_gzip_gives_the_same(folder: Path) -> None:
 
 
 def test_limits(folder: Path) -> None:
-    whole = FashionMNIST(dir=str(folder)).load()
+    full = FashionMNIST(dir=str(folder)).load()
     some = FashionMNIST(dir=str(folder), limit=4, test_limit=2).load()
-    assert some.train.x.equal(whole.train.x[:4])
-    assert some.test.y.equal(whole.test.y[:2])
+    assert some.train.x.equal(full.train.x[:4])
+    assert some.test.y.equal(full.test.y[:2])
 
 
 def refused(folder: Path | str, match: str) -> None:
@@ -79,12 +79,12 @@ def test_missing_folder_and_file(folder: Path, tmp_path: Path) -> None:
 
 def test_truncated_too_long_and_header_cut(folder: Path) -> None:
     path = folder / "train-images-idx3-ubyte"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
+    full = path.read_bytes()
+    path.write_bytes(full[:-1])
     refused(folder, "train-images-idx3-ubyte: cut short")
-    path.write_bytes(whole + b"\0")
+    path.write_bytes(full + b"\0")
     refused(folder, "too long")
-    path.write_bytes(whole[:9])
+    path.write_bytes(full[:9])
     refused(folder, "within its header")
     path.write_bytes(b"")
     refused(folder, "begins with nothing")

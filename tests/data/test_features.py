@@ -62,12 +62,12 @@ def test_penultimate_layer_and_the_model_left_as_it_was() -> None:
     )
     view = Source((torch.from_numpy(X), torch.zeros(60, dtype=torch.int64))).view()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    found = feature_array(view, eq.features.penultimate(model, batch=17))
+    rows = feature_array(view, eq.features.penultimate(model, batch=17))
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     with torch.no_grad():
         wanted = model[:4].eval()(torch.from_numpy(X)).float().numpy()
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(rows, wanted)
     with pytest.raises(UserError, match="no linear layer"):
         eq.features.penultimate(nn.ReLU())(view)
 

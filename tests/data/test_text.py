@@ -54,10 +54,10 @@ def test_without_a_test_file_the_last_tenth_is_held_out(tmp_path: Path) -> None:
 
 def test_limit_leaves_vocabulary_and_test_part(tmp_path: Path) -> None:
     path = write(tmp_path / "t", "one two three four five six seven\n" * 20)
-    whole, some = Text(path=path, length=4).load(), Text(path=path, length=4, limit=3).load()
-    assert some.train.x.equal(whole.train.x[:3])
-    assert some.test.y.equal(whole.test.y)
-    assert some.tokens == whole.tokens
+    full, some = Text(path=path, length=4).load(), Text(path=path, length=4, limit=3).load()
+    assert some.train.x.equal(full.train.x[:3])
+    assert some.test.y.equal(full.test.y)
+    assert some.tokens == full.tokens
 
 
 def test_gzip_windows_newlines_and_byte_order_mark(tmp_path: Path) -> None:

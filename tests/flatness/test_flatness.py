@@ -43,10 +43,10 @@ def linear_regression() -> tuple[Surface, torch.Tensor]:
 def test_hessian_of_a_regression_is_known() -> None:
     surface, exact = linear_regression()
     torch.testing.assert_close(hessian(surface), exact, rtol=1e-12, atol=1e-12)
-    measured = largest_eigenvalue(surface, tolerance=1e-10)
+    estimate = largest_eigenvalue(surface, tolerance=1e-10)
     largest = float(torch.linalg.eigvalsh(exact)[-1])
-    assert measured.value == pytest.approx(largest, rel=1e-9)
-    assert measured.error < 1e-8
+    assert estimate.value == pytest.approx(largest, rel=1e-9)
+    assert estimate.error < 1e-8
 
 
 def test_hessian_of_a_network_against_differences_of_gradients() -> None:
@@ -60,15 +60,15 @@ def test_hessian_of_a_network_against_differences_of_gradients() -> None:
     torch.testing.assert_close(surface.times_hessian(vector), (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
-def test_lanczos_and_hutchinson_against_the_whole_matrix() -> None:
+def test_lanczos_and_hutchinson_against_the_full_matrix() -> None:
     surface = Surface(net(), nn.CrossEntropyLoss(), (INPUTS, LABELS))
     matrix = hessian(surface)
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
-    measured = largest_eigenvalue(surface, tolerance=1e-6)
-    assert abs(measured.value - float(values[-1])) <= measured.error + 1e-12 < 1e-5
+    converged = largest_eigenvalue(surface, tolerance=1e-6)
+    assert abs(converged.value - float(values[-1])) <= converged.error + 1e-12 < 1e-5
     rough = largest_eigenvalue(surface, most=4)
     assert float((values - rough.value).abs().min()) <= rough.error, "the residual holds an eigenvalue"
-    assert rough.error > measured.error
+    assert rough.error > converged.error
     estimate = trace(surface, probes=200)
     assert abs(estimate.value - float(values.sum())) < 3 * estimate.error
     # Random signs see the diagonal exactly: what is left is twice the squared off-diagonal.
@@ -78,13 +78,13 @@ def test_lanczos_and_hutchinson_against_the_whole_matrix() -> None:
 
 def test_chunks_and_examples_only_change_the_work() -> None:
     model = net()
-    whole, chunked = (Surface(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), chunk=c) for c in (300, 37))
-    assert whole.loss() == pytest.approx(chunked.loss(), rel=1e-12)
-    torch.testing.assert_close(whole.gradient(), chunked.gradient(), rtol=1e-9, atol=1e-12)
+    at_once, chunked = (Surface(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), chunk=c) for c in (300, 37))
+    assert at_once.loss() == pytest.approx(chunked.loss(), rel=1e-12)
+    torch.testing.assert_close(at_once.gradient(), chunked.gradient(), rtol=1e-9, atol=1e-12)
     few = Surface(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), examples=50, seed=4)
     again = Surface(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), examples=50, seed=4)
     assert len(few.indices) == 50
-    assert few.loss() == again.loss() != whole.loss()
+    assert few.loss() == again.loss() != at_once.loss()
 
 
 def test_nothing_of_the_model_changes() -> None:
@@ -93,7 +93,7 @@ def test_nothing_of_the_model_changes() -> None:
     nn.functional.cross_entropy(model(INPUTS), LABELS).backward()
     before, rng = copy.deepcopy(model), torch.get_rng_state()
     gradients = [p.grad.clone() for p in model.parameters()]
-    measured = measure(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), probes=3, most=4, directions=2, points=3)
+    flatness = measure(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), probes=3, most=4, directions=2, points=3)
     assert model.training
     assert model[3].training
     assert torch.equal(rng, torch.get_rng_state())
@@ -102,22 +102,22 @@ def test_nothing_of_the_model_changes() -> None:
     for p, gradient in zip(model.parameters(), gradients, strict=True):
         assert torch.equal(p.grad, gradient)
     # Dropout is off: the loss is that of eval mode, and measuring again gives the same.
-    assert measured.loss == pytest.approx(nn.functional.cross_entropy(before.eval()(INPUTS), LABELS).item(), rel=1e-6)
+    assert flatness.loss == pytest.approx(nn.functional.cross_entropy(before.eval()(INPUTS), LABELS).item(), rel=1e-6)
     repeated = measure(model, nn.CrossEntropyLoss(), (INPUTS, LABELS), probes=3, most=4, directions=2, points=3)
-    assert repeated.trace == measured.trace
+    assert repeated.trace == flatness.trace
 
 
 def test_gradient_norm_and_its_jackknife() -> None:
     surface, _ = linear_regression()
-    measured = gradient_norm(surface)
-    assert measured.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
+    estimate = gradient_norm(surface)
+    assert estimate.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
     # The error is that of another draw of as many examples: about the spread of norms over halves, over sqrt 2.
     halves = [
         gradient_norm(Surface(surface.model, surface.criterion, surface.source, examples=150, seed=s))
         for s in range(40)
     ]
     spread = np.std([h.value for h in halves])
-    assert spread / 3 < measured.error < 3 * spread
+    assert spread / 3 < estimate.error < 3 * spread
 
 
 def test_directions_have_the_lengths_of_the_filters() -> None:
@@ -184,15 +184,15 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(words.split()) == 0
     few = ["--examples", "64", "--probes", "3", "--most", "3", "--directions", "2"]
     assert main(["flatness", "run", *few]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("mean of step 6", "gradient norm", "largest eigenvalue", "trace", "±", "written: run/flatness.png"):
-        assert word in said
-    measured = json.loads((tmp_path / "run" / "flatness.json").read_text())
-    assert measured["examples"] == 64
-    assert np.shape(measured["profile"]["losses"]) == (2, 11)
+        assert word in output
+    table = json.loads((tmp_path / "run" / "flatness.json").read_text())
+    assert table["examples"] == 64
+    assert np.shape(table["profile"]["losses"]) == (2, 11)
     assert main(["flatness", "run", *few, "--of", "centre"]) == 0
     centre = json.loads((tmp_path / "run" / "flatness.json").read_text())
-    assert centre["loss"] != measured["loss"]
+    assert centre["loss"] != table["loss"]
     mistakes: list[tuple[list[Any], str]] = [
         (["run", "--of", "median"], "mean or centre"),
         (["run", "--probes", "0"], "--probes 0"),
@@ -207,11 +207,11 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_command_measures_the_model_of_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean model, with BatchNorm as it was evaluated: the loss on all test data is that of the result."""
     monkeypatch.chdir(tmp_path)
-    words = "train --model resnet --model.width 4 --virtual --workers 2 --quiet --out run --steps 4 --batch 16 --buffers recompute"
-    assert main(words.split()) == 0
+    words = "train --model resnet --model.width 4 --virtual --workers 2 --quiet --out run --steps 4 --batch 16"
+    assert main([*words.split(), "--buffers", "recompute"]) == 0
     few = "--examples 10000 --probes 1 --most 1 --directions 1 --on test"
     assert main(["flatness", "run", *few.split()]) == 0
-    measured = json.loads((tmp_path / "run" / "flatness.json").read_text())
+    table = json.loads((tmp_path / "run" / "flatness.json").read_text())
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert measured["statistics"] == "recomputed on the training data"
-    assert measured["loss"] == pytest.approx(result["models"]["mean"]["loss"], rel=0.02)
+    assert table["statistics"] == "recomputed on the training data"
+    assert table["loss"] == pytest.approx(result["models"]["mean"]["loss"], rel=0.02)

@@ -213,6 +213,23 @@ def test_measured_speeds_divide_the_data_of_a_loop() -> None:
     assert rows[0][1] > 1.5 * rows[0][0]
 
 
+def test_measured_speeds_set_the_batch_sizes_of_a_loop() -> None:
+    """On a described cluster the fast worker's batches become larger, as in train."""
+    cluster = eq.Cluster(rates=[1000.0, 1000.0, 4000.0])
+    rule = eq.batch.NormTest(start=6, growth=1.5, eta=0.5, most=30, speeds="measured")
+    loop = Loop(batch=rule)
+    rows = eq.spawn(lambda comm: loop(comm, 8, False, False), WORKERS, virtual=True, cluster=cluster)
+    sizes = [row[1] for row in rows]
+    assert sizes[2][4] > 2 * sizes[0][4]
+
+
+def test_seconds_and_time_of_a_loop_are_counted(tmp_path: Path) -> None:
+    Loop(log=tmp_path / "run").run(5)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["seconds"] > 0
+    assert all(row["compute"] > 0 for row in result["workers"])
+
+
 def test_evaluation_changes_nothing_and_names_its_model() -> None:
     def loop(comm: Any) -> None:
         torch.manual_seed(comm.rank)

@@ -11,7 +11,7 @@ import torch
 import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context, WorkerInfo
-from equipoise.order.balanced import Balanced
+from equipoise.order.balanced_order import BalancedOrder
 from equipoise.signal import Rows
 
 
@@ -40,7 +40,7 @@ def largest_prefix(rows: torch.Tensor) -> float:
     return float((rows - rows.mean(0)).cumsum(0).norm(dim=1).max())
 
 
-def floor(order: Balanced, vectors: torch.Tensor, rounds: int, batch: int = 256, seed: int = 0) -> float:
+def floor(order: BalancedOrder, vectors: torch.Tensor, rounds: int, batch: int = 256, seed: int = 0) -> float:
     """H after so many rounds on one worker."""
     balanced = bound(order, len(vectors), seed=seed)
     for epoch in range(rounds):
@@ -49,7 +49,7 @@ def floor(order: Balanced, vectors: torch.Tensor, rounds: int, batch: int = 256,
 
 
 def parallel_floor(
-    order: Callable[[], Balanced], vectors: torch.Tensor, workers: int, rounds: int, batch: int
+    order: Callable[[], BalancedOrder], vectors: torch.Tensor, workers: int, rounds: int, batch: int
 ) -> float:
     """H of the sum over workers, each of which holds an equal slice, after so many rounds."""
     parts = vectors.chunk(workers)

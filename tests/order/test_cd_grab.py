@@ -1,4 +1,4 @@
-"""CD-GraB: one running sum for all workers, and several ways to keep it."""
+"""CD-GraB: one running sum for all workers, and several ways to compute it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from equipoise.signal import Rows
 from .drive import bound, parallel_floor, sphere, visit
 
 
-def reduce_in_memory(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
-    """The definition, with all vectors at hand: pairs of all workers in sequence against one S."""
+def by_definition(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> list[list[int]]:
+    """The definition, with all vectors in one place: pairs of all workers in sequence against one S."""
     orders = [np.random.default_rng([seed, w, 1, 0]).permutation(len(b)).tolist() for w, b in enumerate(blocks)]
     for _ in range(epochs):
         total = torch.zeros_like(blocks[0][0])
@@ -42,7 +42,7 @@ def reduce_in_memory(blocks: list[torch.Tensor], epochs: int, seed: int = 0) -> 
 
 
 def by_workers(blocks: list[torch.Tensor], epochs: int, batch: int, **options: Any) -> list[list[int]]:
-    """All workers take as many steps; one that has run dry passes nothing."""
+    """All workers take as many steps; one without remaining examples passes nothing."""
     steps = max(-(-len(b) // batch) for b in blocks)
 
     def loop(comm: Any) -> list[int]:
@@ -52,8 +52,8 @@ def by_workers(blocks: list[torch.Tensor], epochs: int, batch: int, **options: A
             positions = order.epoch(epoch)
             for step in range(steps):
                 part = positions[step * batch : (step + 1) * batch]
-                seen = Rows(mine[torch.from_numpy(part)], [1] * len(part)) if len(part) else None
-                order.observe(part, seen)
+                view = Rows(mine[torch.from_numpy(part)], [1] * len(part)) if len(part) else None
+                order.observe(part, view)
         return order.epoch(epochs).tolist()
 
     return eq.spawn(loop, len(blocks), virtual=True)
@@ -70,8 +70,8 @@ def test_the_figure_of_the_paper() -> None:
         visit(order, vectors, 0, 2)
         return first[[0, 3, 2, 1]].tolist(), order.epoch(1).tolist()
 
-    for expected, found in eq.spawn(loop, 2, virtual=True):
-        assert found == expected
+    for expected, order in eq.spawn(loop, 2, virtual=True):
+        assert order == expected
 
 
 @pytest.mark.parametrize("coordinate", ["auto", "shards"])
@@ -84,15 +84,15 @@ def test_equals_the_definition(coordinate: str, sizes: tuple[int, ...]) -> None:
         for order, n in zip(orders, sizes, strict=True):
             assert sorted(order) == list(range(n)), batch
         if batch < 3 or len(set(sizes)) == 1:
-            assert orders == reduce_in_memory(blocks, 3), batch
+            assert orders == by_definition(blocks, 3), batch
 
 
 @pytest.mark.parametrize("sign", ["greedy", "walk"])
 @pytest.mark.parametrize("together", [3, 8])
-def test_steps_that_go_round_together_decide_as_one_by_one(
+def test_steps_that_share_a_message_get_the_signs_of_single_steps(
     sign: str, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No difference depends on a sign. A worker that runs dry early, steps left over at the end of an epoch."""
+    """No difference depends on a sign. A worker that runs out early, pending steps at the end of an epoch."""
     blocks = [sphere(n, 6, seed=n) for n in (96, 81, 33)]
     monkeypatch.setattr("equipoise.order.cd_grab._TOGETHER", 1)
     singly = by_workers(blocks, 3, 2, sign=sign)
@@ -100,12 +100,12 @@ def test_steps_that_go_round_together_decide_as_one_by_one(
     assert by_workers(blocks, 3, 2, sign=sign) == singly
 
 
-def test_what_waits_for_its_sign_is_saved() -> None:
-    """A checkpoint at every place of a message of four steps."""
+def test_pending_differences_are_saved() -> None:
+    """A checkpoint after each of the four steps that share a message."""
     blocks = [sphere(n, 6, seed=n) for n in (40, 32)]
 
     def loop(comm: Any) -> list[list[int]]:
-        mine, found = blocks[comm.rank], []
+        mine, orders = blocks[comm.rank], []
         for stop in (None, 4, 5, 6, 7):
             order = bound(CDGraB(), len(mine), comm)
             for epoch in range(2):
@@ -117,10 +117,10 @@ def test_what_waits_for_its_sign_is_saved() -> None:
                         assert (len(state["pending"]) > 0) == (stop % 4 > 0)
                         order.load_state_dict(state)
                     part = positions[2 * step : 2 * step + 2]
-                    seen = Rows(mine[torch.from_numpy(part)], [1] * len(part)) if len(part) else None
-                    order.observe(part, seen)
-            found.append(order.epoch(2).tolist())
-        return found
+                    view = Rows(mine[torch.from_numpy(part)], [1] * len(part)) if len(part) else None
+                    order.observe(part, view)
+            orders.append(order.epoch(2).tolist())
+        return orders
 
     for first, *others in eq.spawn(loop, 2, virtual=True):
         assert all(other == first for other in others)
@@ -130,11 +130,11 @@ def test_coordinated_is_flat_and_stale_and_independent_grow() -> None:
     """d = 16: 3.6, 3.4, 3.2 for 1, 4, 16 workers; stale 3.4, 3.6, 5.4; independent 3.4, 6.6, 13.1; random 80."""
     vectors = sphere(1024, 16)
     together = {w: parallel_floor(CDGraB, vectors, w, 10, 256 // w) for w in (1, 8)}
-    alone = {w: parallel_floor(eq.order.IDGraB, vectors, w, 10, 256 // w) for w in (1, 4, 16)}
+    independent = {w: parallel_floor(eq.order.IDGraB, vectors, w, 10, 256 // w) for w in (1, 4, 16)}
     stale = parallel_floor(lambda: CDGraB(coordinate="stale"), vectors, 16, 10, 4)
     assert all(2.4 < value < 3.8 for value in together.values())
-    assert alone[4] / alone[1] == pytest.approx(2.0, rel=0.35)
-    assert alone[16] / alone[1] == pytest.approx(4.0, rel=0.35)
+    assert independent[4] / independent[1] == pytest.approx(2.0, rel=0.35)
+    assert independent[16] / independent[1] == pytest.approx(4.0, rel=0.35)
     assert 4.2 < stale < 14.0
 
 
@@ -167,9 +167,9 @@ def coordinated(coordinate: str, signal: str = "exact") -> dict[str, Any]:
     return trained(CDGraB(coordinate=coordinate, signal=signal))
 
 
-def test_factors_and_shards_decide_alike() -> None:
-    """Exact either way: the same orders, so the same models up to how the last bits of S fall, which decide
-    nothing here.
+def test_factors_and_shards_give_the_same_signs() -> None:
+    """Exact either way: the same orders, so the same models although the last bits of S differ, which
+    changes no sign here.
     """
     factors, shards, stale = map(coordinated, ("factors", "shards", "stale"))
     assert factors["params_sha256"] == shards["params_sha256"]
@@ -191,14 +191,14 @@ def test_processes_and_virtual_workers_agree_and_resume(coordinate: str, signal:
 
 @pytest.mark.parametrize("signal", ["projection", "last-layer"])
 def test_cheap_signals_agree_on_processes(signal: str) -> None:
-    """Steps whose sketches go round together, too: 15 steps an epoch, three at a time."""
+    """Steps whose sketches share a message, too: 15 steps per epoch, three at a time."""
     order = CDGraB(signal=signal)
     virtual, processes = (trained(order, batch=2, epochs=2, virtual=virtual) for virtual in (True, False))
     assert processes["params_sha256"] == virtual["params_sha256"]
     assert processes["bytes"] == virtual["bytes"]
 
 
-def test_a_last_layer_goes_round_as_its_factors() -> None:
+def test_a_last_layer_is_sent_as_its_factors() -> None:
     """Thirty examples of 40 + 10 numbers, and not fifteen differences of 410."""
 
     def wide() -> nn.Module:
@@ -214,7 +214,7 @@ def test_a_last_layer_goes_round_as_its_factors() -> None:
 
 
 def test_traffic_is_in_the_ledger_and_far_below_a_gather_of_gradients() -> None:
-    """Two epochs of batches of 6: what is sent beyond plain training, against every example's gradient to everybody."""
+    """Two epochs of batches of 6: what is sent beyond plain training, relative to an all-gather of all gradients."""
     d = sum(p.numel() for p in net().parameters())
     plain = eq.train(
         net, nn.CrossEntropyLoss(), (INPUTS, TARGETS), workers=3, epochs=2, batch=6, deterministic=True
@@ -240,19 +240,19 @@ def test_shards_send_what_they_say() -> None:
     assert sum(eq.spawn(loop, 3, virtual=True)) == 2 * (header + vector + numbers)
 
 
-def test_workers_that_decide_differently_are_found_out() -> None:
+def test_workers_with_different_signs_are_detected() -> None:
     def loop(comm: Any) -> None:
         order = bound(CDGraB(), 6, comm)
         visit(order, sphere(6, 3, seed=comm.rank), 0, 2)
         if comm.rank == 1:
-            order.evidence = "something else"
+            order.digest = "something else"
         order.epoch(1)
 
-    with pytest.raises(WorkerError, match="worker 1 decided other signs than worker 0"):
+    with pytest.raises(WorkerError, match="worker 1 computed other signs than worker 0"):
         eq.spawn(loop, 2, virtual=True)
 
 
-def test_own_pace_is_refused() -> None:
+def test_total_steps_is_refused() -> None:
     from equipoise.core.errors import UserError
 
     with pytest.raises(UserError, match="CDGraB needs all workers"):

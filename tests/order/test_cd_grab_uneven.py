@@ -1,4 +1,4 @@
-"""CD-GraB where nothing is even: every epoch stays a permutation on every worker, and the balance stays sensible."""
+"""CD-GraB with uneven blocks and batches: every epoch stays a permutation, and the order stays balanced."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.order import CDGraB, factors
-from equipoise.order.balanced import Balanced
+from equipoise.order import CDGraB, factor_messages
+from equipoise.order.balanced_order import BalancedOrder
 
 EXAMPLES, EPOCHS = 61, 3
 X = torch.randn(EXAMPLES, 6, generator=torch.Generator().manual_seed(4))
 Y = (X[:, :3] + 0.3 * X[:, 3:]).argmax(1)
 
-WAYS = {
+MODES = {
     "rows": {"coordinate": "auto"},
     "factors": {"coordinate": "factors"},
     "shards": {"coordinate": "shards"},
@@ -54,27 +54,27 @@ def trained(order: CDGraB, lr: float = 0.1, **changes: Any) -> dict[str, Any]:
 def epochs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, list[int]]]]:
     """Examples, number and order of every epoch that any worker begins, checked to be permutations."""
     begun: list[tuple[int, int, list[int]]] = []
-    asked = Balanced.epoch
+    asked = BalancedOrder.epoch
 
-    def epoch(self: Balanced, number: int) -> np.ndarray:
+    def epoch(self: BalancedOrder, number: int) -> np.ndarray:
         order = asked(self, number)
-        begun.append((self.context.examples, number, order.tolist()))
+        begun.append((self.context.worker.examples, number, order.tolist()))
         return order
 
-    monkeypatch.setattr(Balanced, "epoch", epoch)
-    monkeypatch.setattr(factors, "_SMALL", 0)
+    monkeypatch.setattr(BalancedOrder, "epoch", epoch)
+    monkeypatch.setattr(factor_messages, "_SMALL", 0)
     yield begun
     assert begun
     for examples, _, order in begun:
         assert sorted(order) == list(range(examples))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_always_a_permutation(way: str, epochs: list[Any]) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_always_a_permutation(mode: str, epochs: list[Any]) -> None:
     for case, uneven in UNEVEN.items():
-        options = {**uneven, "micro": 3} if way == "batches" else uneven  # a pass is a group
+        options = {**uneven, "micro": 3} if mode == "batches" else uneven  # a pass is a group
         epochs.clear()
-        result = trained(CDGraB(**WAYS[way]), **options)
+        result = trained(CDGraB(**MODES[mode]), **options)
         assert {number for _, number, _ in epochs} >= set(range(EPOCHS)), case
         for examples, _, order in epochs:
             assert sorted(order) == list(range(examples)), case
@@ -89,36 +89,36 @@ def test_the_balance_stays_sensible(case: str, epochs: list[Any]) -> None:
     assert result["health"]["herding"] < 0.8
 
 
-@pytest.mark.parametrize("way", ["rows", "factors", "shards", "projection"])
-def test_stopped_anywhere_and_resumed(way: str, epochs: list[Any], tmp_path: Path) -> None:
-    """Inside the first and the second epoch, on as many workers: the same bits. On fewer: every example once an epoch."""
-    order, uneven = CDGraB(**WAYS[way]), {"batch": 5, "partition": eq.partition.IID(speeds=[1, 2, 1])}
-    whole = trained(order, **uneven)
+@pytest.mark.parametrize("mode", ["rows", "factors", "shards", "projection"])
+def test_stopped_anywhere_and_resumed(mode: str, epochs: list[Any], tmp_path: Path) -> None:
+    """Inside the first and second epoch, on as many workers: the same bits. On fewer: every example once per epoch."""
+    order, uneven = CDGraB(**MODES[mode]), {"batch": 5, "partition": eq.partition.IID(speeds=[1, 2, 1])}
+    undisturbed = trained(order, **uneven)
     trained(order, **uneven, epochs=None, steps=5, out=tmp_path / "a")
     trained(order, **uneven, epochs=None, steps=10, out=tmp_path / "a", resume=True)
     again = trained(order, **uneven, out=tmp_path / "a", resume=True)
-    assert again["params_sha256"] == whole["params_sha256"]
+    assert again["params_sha256"] == undisturbed["params_sha256"]
     trained(order, batch=5, epochs=None, steps=8, out=tmp_path / "b")
     fewer = trained(order, batch=5, workers=2, out=tmp_path / "b", resume=True)
     assert fewer["samples"] == EPOCHS * EXAMPLES
 
 
 def test_own_loop_cut_short_and_iterated_twice(epochs: list[Any]) -> None:
-    """All workers leave an epoch early; two iterators share one; what got no sign goes to the middle."""
+    """All workers leave an epoch early; two iterators share one; examples without a sign go to the middle."""
 
     def loop(comm: Any) -> list[int]:
         sampler = eq.Sampler((X, Y), order=CDGraB(coordinate="factors"), batch=4)
         model = net()
 
         def take(batches: Any, count: int | None = None) -> list[int]:
-            seen: list[int] = []
+            visited: list[int] = []
             for number, batch in enumerate(batches, 1):
                 with sampler.watching(model):
                     nn.functional.cross_entropy(model(X[batch]), Y[batch]).backward()
-                seen += batch
+                visited += batch
                 if number == count:
                     break
-            return seen
+            return visited
 
         take(sampler)
         take(sampler, 3)
@@ -129,4 +129,4 @@ def test_own_loop_cut_short_and_iterated_twice(epochs: list[Any]) -> None:
         return sorted(first + again)
 
     taken = eq.spawn(loop, 3, virtual=True)
-    assert sorted(i for seen in taken for i in seen) == list(range(EXAMPLES))
+    assert sorted(i for visited in taken for i in visited) == list(range(EXAMPLES))

@@ -113,9 +113,9 @@ def test_levels_refuse_what_they_cannot_do() -> None:
 @pytest.mark.parametrize("levels", [1, 3])
 def test_resume_keeps_the_mean(levels: int) -> None:
     vectors = sphere(20, 4) + 1.0
-    whole, half = bound(GraB(levels=levels), 20), bound(GraB(levels=levels), 20)
+    undisturbed, half = bound(GraB(levels=levels), 20), bound(GraB(levels=levels), 20)
     for epoch in range(3):
-        visit(whole, vectors, epoch, 3)
+        visit(undisturbed, vectors, epoch, 3)
     visit(half, vectors, 0, 3)
     visit(half, vectors, 1, 3, upto=9)
     resumed = bound(GraB(levels=levels), 20)
@@ -125,4 +125,4 @@ def test_resume_keeps_the_mean(levels: int) -> None:
         part = positions[start : start + 3]
         resumed.observe(part, Rows(vectors[torch.from_numpy(part)], [1] * len(part)))
     visit(resumed, vectors, 2, 3)
-    assert resumed.epoch(3).tolist() == whole.epoch(3).tolist()
+    assert resumed.epoch(3).tolist() == undisturbed.epoch(3).tolist()

@@ -64,7 +64,7 @@ def test_herding_falls_from_one_to_the_floor() -> None:
             true = largest_prefix(vectors[torch.from_numpy(positions)])
             assert order.herding == pytest.approx(true / random_prefix(2048, 1.0, 8), rel=0.3)
     assert order.herding < 0.15
-    assert order.balancer.measure.dimension == pytest.approx(8, rel=0.3)
+    assert order.builder.prefix_norm.dimension == pytest.approx(8, rel=0.3)
 
 
 def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

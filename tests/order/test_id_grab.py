@@ -1,4 +1,4 @@
-"""ID-GraB: every worker alone."""
+"""ID-GraB: every worker balances by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .drive import bound, parallel_floor, sphere, visit
 
 
 @pytest.mark.parametrize(("balance", "same"), [("pair", PairBalance), ("mean", GraB)])
-def test_each_worker_runs_the_method_alone_and_says_nothing(balance: str, same: type) -> None:
+def test_each_worker_runs_the_method_by_itself_and_sends_nothing(balance: str, same: type) -> None:
     def loop(comm: Any) -> tuple[list[int], list[int], int]:
         orders = bound(IDGraB(balance=balance), 20, comm), bound(same(), 20, comm)
         for order in orders:
@@ -21,8 +21,8 @@ def test_each_worker_runs_the_method_alone_and_says_nothing(balance: str, same: 
                 visit(order, sphere(20, 4, seed=comm.rank), epoch, 4)
         return orders[0].epoch(3).tolist(), orders[1].epoch(3).tolist(), comm.ledger.bytes
 
-    for found, expected, sent in eq.spawn(loop, 3, virtual=True):
-        assert found == expected
+    for order, expected, sent in eq.spawn(loop, 3, virtual=True):
+        assert order == expected
         assert sent == 0
 
 

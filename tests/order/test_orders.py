@@ -29,11 +29,13 @@ def test_every_epoch_is_a_permutation_that_depends_on_nothing_else(
     choice: Order, examples: int, epoch: int, rank: int, seed: int
 ) -> None:
     order = bound(choice, examples, rank, seed)
-    found = order.epoch(epoch)
-    assert sorted(found.tolist()) == list(range(examples))
+    visited = order.epoch(epoch)
+    assert sorted(visited.tolist()) == list(range(examples))
     order.epoch(epoch + 3)
-    assert np.array_equal(order.epoch(epoch), found), "epochs can be asked for in any order: a resume needs no history"
-    assert np.array_equal(bound(choice, examples, rank, seed).epoch(epoch), found)
+    assert np.array_equal(order.epoch(epoch), visited), (
+        "epochs can be asked for in any order: a resume needs no history"
+    )
+    assert np.array_equal(bound(choice, examples, rank, seed).epoch(epoch), visited)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=repr)
@@ -48,11 +50,11 @@ def test_nothing_global_is_drawn_or_disturbed(choice: Order) -> None:
 
 @pytest.mark.parametrize("choice", SHUFFLED, ids=repr)
 def test_workers_and_seeds_have_streams_of_their_own(choice: Order) -> None:
-    found = {tuple(bound(choice, 30, rank, seed).epoch(0)) for rank in range(4) for seed in range(4)}
-    assert len(found) == 16
+    orders = {tuple(bound(choice, 30, rank, seed).epoch(0)) for rank in range(4) for seed in range(4)}
+    assert len(orders) == 16
 
 
-def test_sequential_is_as_it_lies() -> None:
+def test_sequential_is_the_order_of_the_data() -> None:
     for epoch in range(3):
         assert bound(Sequential(), 6).epoch(epoch).tolist() == [0, 1, 2, 3, 4, 5]
 

@@ -106,7 +106,7 @@ def halves(method: type, seed: int) -> None:
             best = total if best is None else min(best, total)
         signed, before = best.reshape(1, 1), rows.cumsum(0).norm(dim=1).max()
     after = following.cumsum(0).norm(dim=1).max()
-    # Pairs are looked at every second place: one vector more inside a pair.
+    # Prefixes are taken after each pair: one more vector inside a pair.
     slack = rows.norm(dim=1).max() if method is PairBalance else 0.0
     assert after <= (signed.norm(dim=1).max() + before) / 2 + slack + 1e-9, seed
 
@@ -120,9 +120,9 @@ def test_the_floor_does_not_grow_with_the_number_of_examples() -> None:
 
 
 def test_the_floor_grows_like_the_root_of_the_dimension() -> None:
-    found = {d: floor(PairBalance(), sphere(2048, d), 13) for d in (4, 16, 64)}
-    assert found[16] / found[4] == pytest.approx(2.0, rel=0.3)
-    assert found[64] / found[16] == pytest.approx(2.0, rel=0.3)
+    floors = {d: floor(PairBalance(), sphere(2048, d), 13) for d in (4, 16, 64)}
+    assert floors[16] / floors[4] == pytest.approx(2.0, rel=0.3)
+    assert floors[64] / floors[16] == pytest.approx(2.0, rel=0.3)
 
 
 @pytest.mark.parametrize("d", [4, 16, 64])
@@ -133,7 +133,7 @@ def test_stationary_norm_of_the_running_sum(d: int) -> None:
     for start in range(0, 4000, 4):
         part = positions[start : start + 4]
         order.observe(part, Rows(vectors[torch.from_numpy(part)], [1] * 4))
-        squares.append(float(order.balancer.total @ order.balancer.total))
+        squares.append(float(order.builder.total @ order.builder.total))
     assert np.sqrt(np.mean(squares[100:])) == pytest.approx(np.sqrt(np.pi * d / 8), rel=0.06)
 
 
@@ -228,7 +228,9 @@ def net() -> nn.Module:
 
 @pytest.mark.parametrize("options", [{}, {"batch": 7}, {"micro": 3}, {"batch": 1}, {"drop_last": True, "batch": 8}])
 @pytest.mark.parametrize("group", [1, 2])
-def test_training_sees_the_signs_of_made_gradients(options: dict, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_uses_the_signs_of_materialized_gradients(
+    options: dict, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order in the loop against PairBalance on gradients that autograd computes one by one, from the same
     models.
     """
@@ -236,31 +238,33 @@ def test_training_sees_the_signs_of_made_gradients(options: dict, group: int, mo
     from equipoise.loop.worker import Worker
 
     x, y = problem()
-    loss, seen = nn.CrossEntropyLoss(), []
+    loss, steps_taken = nn.CrossEntropyLoss(), []
     original = taken.gradient
 
     def spy(worker: Worker, indices: np.ndarray) -> float:
         rows = []
         for i in indices:
-            found = torch.autograd.grad(loss(worker.model(x[i : i + 1]), y[i : i + 1]), list(worker.model.parameters()))
-            rows.append(torch.cat([g.reshape(-1) for g in found]))
-        seen.append((worker.clock.epoch, indices.copy(), torch.stack(rows).double()))
+            gradients = torch.autograd.grad(
+                loss(worker.model(x[i : i + 1]), y[i : i + 1]), list(worker.model.parameters())
+            )
+            rows.append(torch.cat([g.reshape(-1) for g in gradients]))
+        steps_taken.append((worker.clock.epoch, indices.copy(), torch.stack(rows).double()))
         return original(worker, indices)
 
     monkeypatch.setattr(taken, "gradient", spy)
     order = PairBalance(group=group)
     eq.train(net, loss, (x, y), order=order, epochs=4, **{"batch": 8, **options})
     twin = bound(order, 60)
-    # The partition is a permutation: places in the block are found from the first epoch.
+    # The partition is a permutation: positions in the block follow from the first epoch.
     block = np.empty(60, dtype=np.int64)
-    first = np.concatenate([indices for epoch, indices, _ in seen if epoch == 0])
+    first = np.concatenate([indices for epoch, indices, _ in steps_taken if epoch == 0])
     block[twin.epoch(0)[: len(first)]] = first
     if len(first) < 60:
         block[twin.epoch(0)[len(first) :]] = np.setdiff1d(np.arange(60), first)[: 60 - len(first)]
     place = {int(index): p for p, index in enumerate(block)}
     for epoch in range(4):
         expected = twin.epoch(epoch)
-        steps = [(indices, rows) for e, indices, rows in seen if e == epoch]
+        steps = [(indices, rows) for e, indices, rows in steps_taken if e == epoch]
         visited = np.concatenate([indices for indices, _ in steps])
         if len(first) == 60:
             assert block[expected[: len(visited)]].tolist() == visited.tolist(), epoch

@@ -1,4 +1,4 @@
-"""Whole numbers per class and worker: every cell and every total within one of its quota."""
+"""Counts per class and worker: every cell and every total is within one of its quota."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.core.errors import UserError
-from equipoise.partition.capacity import _repair, capacities, checked_speeds
+from equipoise.partition.capacity import _fix_totals, capacities, checked_speeds
 
 sizes = st.lists(st.integers(0, 700), min_size=1, max_size=40)
 rates = st.lists(st.one_of(st.integers(0, 9).map(float), st.floats(0.01, 100.0)), min_size=1, max_size=12)
@@ -34,18 +34,18 @@ def test_only_ratios_matter(factor: float) -> None:
 
 
 def test_no_drift_over_many_classes() -> None:
-    """Largest remainders class by class would give 3300, 6700, 13300, 26700."""
+    """The largest-remainder method class by class would give 3300, 6700, 13300, 26700."""
     totals = capacities([500] * 100, np.array([1.0, 2.0, 4.0, 8.0])).sum(0)
     assert totals.tolist() == [3333, 6667, 13333, 26667]
 
 
-def test_repair_mends_the_drift_of_rounding_class_by_class() -> None:
+def test_the_drift_of_rounding_class_by_class_is_fixed() -> None:
     quota = np.outer([500] * 30, np.array([1, 2, 4, 8]) / 15)
     low = np.floor(quota).astype(np.int64)
     counts = low.copy()
-    counts[:, 1:3] += 1  # 33, 67, 134, 266: each class is dealt out, and always to the same two
+    counts[:, 1:3] += 1  # 33, 67, 134, 266: each class is complete, but the same two workers are rounded up every time
     assert np.abs(counts.sum(0) - quota.sum(0)).max() > 5
-    _repair(counts, np.ones_like(counts, dtype=bool), low, quota.sum(0))
+    _fix_totals(counts, np.ones_like(counts, dtype=bool), low, quota.sum(0))
     assert (counts.sum(1) == 500).all()
     assert np.isin(counts - low, (0, 1)).all()
     assert np.abs(counts.sum(0) - quota.sum(0)).max() < 1

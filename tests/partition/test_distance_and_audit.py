@@ -1,4 +1,4 @@
-"""Distances against their definitions; what the report says of known partitions."""
+"""Distances against their definitions; the report on known partitions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from equipoise.partition import distance
 from equipoise.partition.audit import audit, epoch_times, summary
 from equipoise.partition.blocks import blocks_of, stratified
-from equipoise.partition.engine import distance
-from equipoise.partition.engine.distance import distances
+from equipoise.partition.distance import distances
 
 from .instances import skewed_mixture
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from equipoise.core.errors import DataError, UserError
 from equipoise.data.source import Source
-from equipoise.partition import IID, Contiguous, Dirichlet, FromFile, Partition, Shards, Sorted, View
+from equipoise.partition import IID, Contiguous, DatasetView, Dirichlet, FromFile, Partition, Shards, Sorted
 from equipoise.partition.from_file import write_blocks
 
 CHOICES = [
@@ -35,8 +35,8 @@ CHOICES = [
 EVEN = [c for c in CHOICES if not isinstance(c, (Dirichlet, Shards))]
 
 
-def view(labels: list[int]) -> View:
-    return View(len(labels), np.array(labels))
+def view(labels: list[int]) -> DatasetView:
+    return DatasetView(len(labels), np.array(labels))
 
 
 labelled = st.lists(st.integers(0, 4), min_size=1, max_size=60)
@@ -83,7 +83,7 @@ def test_the_seed_decides_where_there_is_chance(choice: Partition) -> None:
 def test_classes_are_needed(choice: Partition) -> None:
     name = type(choice).__name__.lower()
     with pytest.raises(UserError, match=f"partition {name} needs one class label per example.*use iid or contiguous"):
-        choice.blocks(View(10), 2, 0)
+        choice.blocks(DatasetView(10), 2, 0)
     with pytest.raises(UserError, match="needs one class label"):
         choice.blocks(Source((torch.randn(10, 2), torch.randn(10, 1))).view(), 2, 0)
 
@@ -91,33 +91,33 @@ def test_classes_are_needed(choice: Partition) -> None:
 @pytest.mark.parametrize("workers", [0, -3])
 def test_no_workers_are_refused(workers: int) -> None:
     with pytest.raises(UserError, match=f"workers = {workers}"):
-        IID().blocks(View(10), workers, 0)
+        IID().blocks(DatasetView(10), workers, 0)
 
 
 def test_a_partition_that_loses_examples_is_caught() -> None:
     class Careless(Contiguous):
-        def split(self, view: View, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
             return [block[:-1] for block in super().split(view, workers, rng)]
 
     with pytest.raises(AssertionError, match="Careless must give every example to exactly one worker"):
-        Careless().blocks(View(10), 2, 0)
+        Careless().blocks(DatasetView(10), 2, 0)
 
 
 def test_nobody_is_left_empty() -> None:
-    """Six shards for two examples each: who gets nothing receives one of the largest block."""
+    """With a tiny alpha one worker gets all of the class: each of the others receives one example of it."""
     blocks = Dirichlet(alpha=1e-6).blocks(view([0] * 10), 4, 0)
     assert sorted(len(b) for b in blocks) == [1, 1, 1, 7]
 
 
 # -- by hand ------------------------------------------------------------------------------------------------------
 def test_contiguous_by_hand() -> None:
-    assert [b.tolist() for b in Contiguous().blocks(View(7), 3, 0)] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [b.tolist() for b in Contiguous().blocks(DatasetView(7), 3, 0)] == [[0, 1, 2], [3, 4], [5, 6]]
 
 
 def test_iid_is_a_shuffle() -> None:
-    blocks = IID().blocks(View(1000), 4, 0)
+    blocks = IID().blocks(DatasetView(1000), 4, 0)
     assert [len(b) for b in blocks] == [250] * 4
-    # Each block is a sample of all: its mean is within five standard errors, 289 / sqrt(250), of the whole's.
+    # Each block is a sample of all: its mean is within five standard errors, 289 / sqrt(250), of the mean of all.
     assert all(abs(b.mean() - 499.5) < 5 * 289 / 250**0.5 for b in blocks)
 
 
@@ -142,7 +142,7 @@ def test_sorted_with_a_shuffled_prefix_by_hand(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sorted_with_a_uniform_part_by_hand(seed: int) -> None:
-    """Five examples at random are dealt, 2 and 3; the other five stay sorted by label and are cut, 3 and 2."""
+    """Five random examples are spread evenly, 2 and 3; the other five stay sorted by label and are cut, 3 and 2."""
     labels = np.array(LABELS)
     blocks = Sorted(shuffled=0.5, reading="uniform").blocks(view(LABELS), 2, seed)
     assert [len(b) for b in blocks] == [5, 5]
@@ -158,7 +158,7 @@ def test_the_two_readings_differ_at_the_end_of_the_list() -> None:
     pure = Sorted(shuffled=0.5).blocks(view(labels.tolist()), 4, 0)
     assert classes(pure[3], labels) == {3: 100}
     mixed = Sorted(shuffled=0.5, reading="uniform").blocks(view(labels.tolist()), 4, 0)
-    # Half of the examples are dealt at random: about 12.5 of each class go to each worker.
+    # Half of the examples are spread at random: about 12.5 of each class go to each worker.
     assert set(classes(mixed[3], labels)) == {0, 1, 2, 3}
     assert 50 <= classes(mixed[3], labels)[3] <= 80
 
@@ -169,7 +169,7 @@ def test_shards_by_hand() -> None:
     blocks = Shards(per_worker=2).blocks(view(labels.tolist()), 3, 0)
     assert [len(b) for b in blocks] == [4, 4, 4]
     for block in blocks:
-        assert set(classes(block, labels).values()) == {2}, "a shard is not torn apart"
+        assert set(classes(block, labels).values()) == {2}, "a shard is not split"
         assert len(classes(block, labels)) == 2
 
 
@@ -194,10 +194,10 @@ def skew(alpha: float) -> float:
 
 
 def test_dirichlet_is_more_skewed_the_smaller_alpha_is() -> None:
-    found = [skew(alpha) for alpha in (0.01, 0.1, 1.0, 10.0, 1e4)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 0.6, "a class or two per worker"
-    assert found[-1] < 0.02, "nearly even"
+    skews = [skew(alpha) for alpha in (0.01, 0.1, 1.0, 10.0, 1e4)]
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] > 0.6, "a class or two per worker"
+    assert skews[-1] < 0.02, "nearly even"
 
 
 def test_dirichlet_cuts_each_class_by_its_shares() -> None:
@@ -224,7 +224,7 @@ def test_a_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     blocks = Dirichlet(alpha=0.3).blocks(view(LABELS), 3, 0)
     write_blocks(path, blocks, speeds=[1, 2, 3], method={"name": "dirichlet"})
-    read = FromFile(str(path)).blocks(View(10), 3, 99)
+    read = FromFile(str(path)).blocks(DatasetView(10), 3, 99)
     assert [b.tolist() for b in read] == [b.tolist() for b in blocks]
     assert json.loads(path.read_text())["speeds"] == [1, 2, 3]
 
@@ -253,16 +253,16 @@ def test_a_file_that_does_not_fit(text: str, words: str, tmp_path: Path) -> None
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(DataError, match=words):
-        FromFile(str(path)).blocks(View(4), 3, 0)
+        FromFile(str(path)).blocks(DatasetView(4), 3, 0)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none.json does not exist"):
-        FromFile(str(tmp_path / "none.json")).blocks(View(4), 2, 0)
+        FromFile(str(tmp_path / "none.json")).blocks(DatasetView(4), 2, 0)
     with pytest.raises(DataError, match="is not a partition file"):
-        FromFile(str(tmp_path)).blocks(View(4), 2, 0)
+        FromFile(str(tmp_path)).blocks(DatasetView(4), 2, 0)
     with pytest.raises(DataError, match="pass --partition.path FILE"):
-        FromFile().blocks(View(4), 2, 0)
+        FromFile().blocks(DatasetView(4), 2, 0)
 
 
 # -- what a partition sees ----------------------------------------------------------------------------------------

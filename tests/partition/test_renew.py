@@ -37,8 +37,8 @@ def job(**changes: Any) -> Job:
 
 
 def test_a_described_cluster_is_measured_exactly() -> None:
-    found = eq.spawn(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
-    assert found[0] == pytest.approx(RATES)
+    rates = eq.spawn(lambda comm: speeds_module.job_rates(job(), comm), 4, virtual=True, cluster=eq.Cluster(RATES))
+    assert rates[0] == pytest.approx(RATES)
 
     def clock_stands_still(comm: Any) -> float:
         speeds_module.job_rates(job(), comm)
@@ -54,17 +54,17 @@ def test_measured_blocks_follow_the_cluster_and_survive_a_resume(tmp_path: Path)
         "batch": eq.batch.Proportional(5),
         "cluster": eq.Cluster(RATES),
     }
-    whole = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, **options)
-    assert [w["samples"] for w in whole.result["workers"]] == [20, 40, 80, 160]
+    uninterrupted = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, **options)
+    assert [w["samples"] for w in uninterrupted.result["workers"]] == [20, 40, 80, 160]
     out = tmp_path / "run"
     eq.train(model, nn.CrossEntropyLoss(), (X, Y), steps=7, out=out, **options)
     # Another cluster would be measured differently; the blocks of the checkpoint hold.
     options["cluster"] = eq.Cluster([100.0] * 4)
     again = eq.train(model, nn.CrossEntropyLoss(), (X, Y), epochs=2, out=out, resume=True, **options)
-    assert again.result["params_sha256"] == whole.result["params_sha256"]
+    assert again.result["params_sha256"] == uninterrupted.result["params_sha256"]
 
 
-def test_dealing_anew_pays_where_it_saves_more_than_it_costs() -> None:
+def test_redistributing_pays_where_it_saves_more_than_it_costs() -> None:
     sizes, rates = [50, 50], [1.0, 4.0]  # 50 s an epoch now, 20 s if proportional
     assert pays(sizes, rates, epochs_left=2, cost=59)
     assert not pays(sizes, rates, epochs_left=2, cost=61)
@@ -90,8 +90,8 @@ def test_workers_that_change_speed_get_other_blocks(
     run = eq.train(model, loss, (X, Y), epochs=3, out=tmp_path / "run", **options)
     samples = [w["samples"] for w in run.result["workers"]]
     assert samples == ([75 + 30 + 30, 75 + 120 + 120] if divided else [225, 225])
-    told = [e for e in run.events if e["event"] == "speeds" and e["worker"] == 0]
-    assert [e["divided"] for e in told] == ([True, False] if divided else [False, False])
+    reports = [e for e in run.events if e["event"] == "speeds" and e["worker"] == 0]
+    assert [e["divided"] for e in reports] == ([True, False] if divided else [False, False])
     if divided:
         table[0] = table[1]
         resumed = eq.train(model, loss, (X, Y), epochs=4, out=tmp_path / "run", resume=True, **options)
@@ -155,7 +155,7 @@ def test_blocks_are_computed_once(virtual: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("virtual", [True, False])
 def test_worker_0_computes_and_all_have_the_same(virtual: bool, tmp_path: Path) -> None:
-    """As under torchrun, where no parent could do it before."""
+    """As under torchrun, where there is no parent process that could do it first."""
     file = tmp_path / "asked"
 
     def work(comm: Any) -> list[list[int]]:
@@ -164,10 +164,10 @@ def test_worker_0_computes_and_all_have_the_same(virtual: bool, tmp_path: Path) 
         assert comm.ledger.bytes == before
         return [block.tolist() for block in blocks]
 
-    found = eq.spawn(work, 3, virtual=virtual)
+    results = eq.spawn(work, 3, virtual=virtual)
     assert file.read_text() == "asked\n"
-    assert found[0] == found[1] == found[2]
-    assert found[0] == [b.tolist() for b in Counted(str(file)).blocks(Source((X, Y)).view(), 3, 0)]
+    assert results[0] == results[1] == results[2]
+    assert results[0] == [b.tolist() for b in Counted(str(file)).blocks(Source((X, Y)).view(), 3, 0)]
 
 
 def test_what_worker_0_refuses_is_raised_on_all() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.core.errors import DataError
-from equipoise.partition.engine.strata import strata
+from equipoise.partition.strata import strata
 from equipoise.partition.submodular import view_of
 
 X = np.random.default_rng(0).standard_normal((60, 5))

@@ -1,4 +1,4 @@
-"""The partition as a user meets it: cover, counts, determinism, distance from the whole, bad input."""
+"""The submodular partition as a user sees it: cover, counts, determinism, distance from the data, bad input."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .instances import digits, skewed_mixture
 OBJECTIVES = ("facility", "graph-cut", "herding", "feature", "saturated")
 
 
-def owners(plan: Division) -> np.ndarray:
-    result = np.full(len(plan.groups), -1)
-    for worker, block in enumerate(plan.blocks):
-        assert (result[block] == -1).all(), "blocks overlap"
-        result[block] = worker
-    assert (result >= 0).all(), "an example is left out"
-    return result
+def owners(division: Division) -> np.ndarray:
+    owner = np.full(len(division.groups), -1)
+    for worker, block in enumerate(division.blocks):
+        assert (owner[block] == -1).all(), "blocks overlap"
+        owner[block] = worker
+    assert (owner >= 0).all(), "an example is left out"
+    return owner
 
 
-def ratios(plan: Division, x: np.ndarray, speeds: list[float], seed: int = 0) -> dict[str, Any]:
-    return summary(audit(x, plan.groups, plan.blocks, speeds, splits=20, seed=seed))
+def ratios(division: Division, x: np.ndarray, speeds: list[float], seed: int = 0) -> dict[str, Any]:
+    return summary(audit(x, division.groups, division.blocks, speeds, splits=20, seed=seed))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -59,14 +59,14 @@ def test_same_input_same_blocks_and_only_ratios_of_speeds_matter() -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES[1:])
 def test_permuting_the_examples_permutes_the_result(objective: str) -> None:
-    """Not for facility location: two examples that are each other's nearest have the same gain, and numbers decide."""
+    """Not for facility location: two that are each other's nearest have the same gain, and the index decides."""
     x, y = skewed_mixture(each=70)
     order = np.random.default_rng(4).permutation(len(x))
     method = eq.partition.Submodular(speeds=[1, 3], objective=objective)
     assert (owners(method.divide(x, y))[order] == owners(method.divide(x[order], y[order]))).all()
 
 
-def test_one_worker_has_everything_and_too_many_are_told() -> None:
+def test_one_worker_has_everything_and_too_many_workers_are_reported() -> None:
     x, y = skewed_mixture(each=4)
     assert len(eq.partition.Submodular().divide(x, y, workers=1).blocks[0]) == 12
     plan = eq.partition.Submodular().divide(x, y, workers=15)
@@ -79,14 +79,14 @@ def test_one_worker_has_everything_and_too_many_are_told() -> None:
 def test_equal_speeds_come_closer_than_random(data: Any) -> None:
     """Bounds from the literature review; seen here: facility .45 and .39, herding .24 and .10, means .65 and .57."""
     x, y = data()
-    result = {}
+    numbers = {}
     for objective in ("facility", "herding", "graph-cut"):
         plan = eq.partition.Submodular(objective=objective).divide(x, y, workers=8)
-        result[objective] = ratios(plan, x, [1.0] * 8)
-    assert result["facility"]["mmd2_ratio"] < 0.75
-    assert result["facility"]["means_ratio"] < 0.85
-    assert result["herding"]["mmd2_ratio"] < 0.4
-    assert result["graph-cut"]["mmd2_ratio"] < 0.4  # size-aware
+        numbers[objective] = ratios(plan, x, [1.0] * 8)
+    assert numbers["facility"]["mmd2_ratio"] < 0.75
+    assert numbers["facility"]["means_ratio"] < 0.85
+    assert numbers["herding"]["mmd2_ratio"] < 0.4
+    assert numbers["graph-cut"]["mmd2_ratio"] < 0.4  # size-aware
 
 
 @pytest.mark.parametrize("data", [digits, skewed_mixture])
@@ -95,11 +95,11 @@ def test_fill_rule_is_no_worse_than_random_for_the_largest_block(objective: str,
     x, y = data()
     speeds = [1.0, 2.0, 4.0, 8.0]
     plan = eq.partition.Submodular(speeds=speeds, objective=objective).divide(x, y)  # auto is fill here
-    result = ratios(plan, x, speeds)
-    assert result["mmd2_ratio_largest"] < 1
-    assert result["mmd2_ratio"] < 1
+    numbers = ratios(plan, x, speeds)
+    assert numbers["mmd2_ratio_largest"] < 1
+    assert numbers["mmd2_ratio"] < 1
     if objective in ("herding", "graph-cut"):
-        assert result["mmd2_ratio"] < 0.4
+        assert numbers["mmd2_ratio"] < 0.4
 
 
 def test_the_published_rule_fails_at_1_2_4_8() -> None:
@@ -117,12 +117,12 @@ def test_the_published_rule_fails_at_1_2_4_8() -> None:
 
 
 def test_facility_location_cannot_see_density() -> None:
-    """With the fill rule its largest block beats random on average (.68), though not on every data set (1.2 on one of 12)."""
-    speeds, result = [1.0, 2.0, 4.0, 8.0], []
+    """With the fill rule its largest block beats random on average (.68), not on every data set (1.2 on 1 of 12)."""
+    speeds, largest = [1.0, 2.0, 4.0, 8.0], []
     for seed in range(5):
         x, y = skewed_mixture(seed, each=200)
-        result.append(ratios(eq.partition.Submodular(speeds=speeds).divide(x, y), x, speeds)["mmd2_ratio_largest"])
-    assert np.mean(result) < 0.85
+        largest.append(ratios(eq.partition.Submodular(speeds=speeds).divide(x, y), x, speeds)["mmd2_ratio_largest"])
+    assert np.mean(largest) < 0.85
 
 
 def test_equal_speeds_give_blocks_of_equal_value() -> None:
@@ -138,9 +138,9 @@ def test_variants_stay_closer_than_random(options: dict[str, Any]) -> None:
     speeds = [1.0, 2.0, 1.0, 4.0]
     plan = eq.partition.Submodular(speeds=speeds, **options).divide(x, y)
     owners(plan)
-    result = ratios(plan, x, speeds)
-    assert result["class_error"] < 1
-    assert result["mmd2_ratio"] < (0.25 if "polish" in options else 0.85)
+    numbers = ratios(plan, x, speeds)
+    assert numbers["class_error"] < 1
+    assert numbers["mmd2_ratio"] < (0.25 if "polish" in options else 0.85)
 
 
 def test_overlapping_classes_need_the_split_by_class() -> None:
@@ -157,12 +157,12 @@ def test_overlapping_classes_need_the_split_by_class() -> None:
 def test_auto_is_the_papers_rule_for_equal_speeds_only() -> None:
     even, uneven = np.ones(3), np.array([1.0, 2.0])
     make = eq.partition.Submodular
-    assert not make().wish(even).fill
-    assert make().wish(uneven).fill
-    assert not make(rule="paper").wish(uneven).fill
-    assert make(objective="herding").wish(even).fill
-    assert make(objective="graph-cut").wish(even).fill
-    assert not make(objective="graph-cut", lam=1.0).wish(even).fill
+    assert not make().greedy_config(even).fill
+    assert make().greedy_config(uneven).fill
+    assert not make(rule="paper").greedy_config(uneven).fill
+    assert make(objective="herding").greedy_config(even).fill
+    assert make(objective="graph-cut").greedy_config(even).fill
+    assert not make(objective="graph-cut", lam=1.0).greedy_config(even).fill
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_stratified_is_exact_by_class_and_drawn_by_the_seed() -> None:
 
 
 def test_iid_follows_speeds() -> None:
-    view = eq.partition.View(103)
+    view = eq.partition.DatasetView(103)
     blocks = eq.partition.IID(speeds=[1, 2, 7]).blocks(view, 3, seed=0)
     assert [len(b) for b in blocks] == [10, 21, 72]
     assert sorted(np.concatenate(blocks).tolist()) == list(range(103))
@@ -237,18 +237,18 @@ def test_progress_counts_every_example(monkeypatch: pytest.MonkeyPatch, capsys: 
     from collections.abc import Callable, Iterator
 
     from equipoise.core.progress_bar import shown
-    from equipoise.partition.engine import solve as plan
+    from equipoise.partition.engine import partition_by_class
 
-    told: list[int] = []
+    counted: list[int] = []
 
     @contextlib.contextmanager
     def bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
         assert total == 120
-        yield told.append
+        yield counted.append
 
     x, y = skewed_mixture(each=40)
     with shown():
         eq.partition.Submodular().divide(x, y, workers=2)
-    monkeypatch.setattr(plan, "bar", bar)
+    monkeypatch.setattr(partition_by_class, "bar", bar)
     eq.partition.Submodular(chunk=25).divide(x, y, workers=2)
-    assert sorted(told) == [20] * 6
+    assert sorted(counted) == [20] * 6

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from equipoise.partition.engine.greedy import GreedyConfig, deal, reference
-from equipoise.partition.engine.kernels import ONE, on_grid, similarities
+from equipoise.partition.engine.greedy import GreedyConfig, assign_greedily, reference_objective
+from equipoise.partition.engine.kernels import ONE, quantize, similarities
 from equipoise.partition.engine.objectives import (
     Facility,
     Feature,
@@ -16,12 +16,12 @@ from equipoise.partition.engine.objectives import (
     Objective,
     Saturated,
     cut_weights,
-    saturation,
+    saturation_limits,
 )
 
 
 def instance(seed: int, n: int = 14) -> np.ndarray:
-    return similarities(on_grid(np.random.default_rng(seed).standard_normal((n, 3))))
+    return similarities(quantize(np.random.default_rng(seed).standard_normal((n, 3))))
 
 
 def make(name: str, seed: int) -> Objective:
@@ -29,7 +29,7 @@ def make(name: str, seed: int) -> Objective:
     if name == "facility":
         return Facility(kernel)
     if name == "saturated":
-        return Saturated(kernel, saturation(kernel, caps, 0.5))
+        return Saturated(kernel, saturation_limits(kernel, caps, 0.5))
     if name == "feature":
         return Feature(np.random.default_rng(seed).integers(0, 50, (14, 3)).astype(float))
     return GraphCut(kernel, cut_weights(float(name), 14, caps))
@@ -53,7 +53,7 @@ def test_gains_are_differences_of_values_and_fall_as_the_block_grows(name: str, 
 
 
 def test_the_papers_graph_cut_is_not_monotone() -> None:
-    """Once a block holds most of the class, one more example lowers the cut."""
+    """Once a block holds most of the class, another example lowers the cut."""
     objective = make("1.0", 0)
     assert objective.gains(0, list(range(13)), np.array([13]))[0] < 0
     assert objective.value(0, list(range(14))) == 0  # nothing is left to be cut from
@@ -77,31 +77,34 @@ def test_size_aware_graph_cut_is_minus_the_squared_mmd() -> None:
 def test_the_papers_rule_against_brute_force(caps: tuple[int, ...]) -> None:
     """Least block value over the best possible: at least 1/N by theory, at least .80 seen on 600 random instances."""
     for seed in range(12):
-        grid = on_grid(np.random.default_rng([seed, len(caps)]).standard_normal((sum(caps), 2)))
-        wish = GreedyConfig("facility", False, "rbf", None, 1.0, 1.0, "incremental")
-        dealt = deal(grid, np.array(caps), wish)
-        best = max(_least_values(similarities(grid).astype(np.int64), caps)) / ONE
-        assert dealt.values.min() <= best + 1e-9
-        assert dealt.values.min() >= 0.80 * best
+        quantized = quantize(np.random.default_rng([seed, len(caps)]).standard_normal((sum(caps), 2)))
+        config = GreedyConfig("facility", False, "rbf", None, 1.0, 1.0, "incremental")
+        assignment = assign_greedily(quantized, np.array(caps), config)
+        best = max(_least_values(similarities(quantized).astype(np.int64), caps)) / ONE
+        assert assignment.values.min() <= best + 1e-9
+        assert assignment.values.min() >= 0.80 * best
 
 
 def _least_values(kernel: np.ndarray, caps: tuple[int, ...]) -> list[float]:
     """The least block value of every partition with these sizes."""
 
-    def split(left: frozenset[int], sizes: tuple[int, ...]) -> list[float]:
+    def split(remaining: frozenset[int], sizes: tuple[int, ...]) -> list[float]:
         if len(sizes) == 1:
-            return [float(kernel[:, sorted(left)].max(1).sum())]
-        found = []
-        for block in itertools.combinations(sorted(left), sizes[0]):
+            return [float(kernel[:, sorted(remaining)].max(1).sum())]
+        values = []
+        for block in itertools.combinations(sorted(remaining), sizes[0]):
             value = float(kernel[:, list(block)].max(1).sum())
-            found += [min(value, rest) for rest in split(left - frozenset(block), sizes[1:])]
-        return found
+            values += [min(value, rest) for rest in split(remaining - frozenset(block), sizes[1:])]
+        return values
 
     return split(frozenset(range(len(kernel))), caps)
 
 
-def test_reference_is_chosen_by_name() -> None:
+def test_the_reference_objective_is_chosen_by_name() -> None:
     kernel, caps = instance(0), np.array([7, 7])
-    wish = GreedyConfig("facility", True, "rbf", None, "size-aware", 1.0, "naive")
-    kinds = [type(reference(kernel, caps, wish._replace(objective=o))).__name__ for o in ("facility", "graph-cut")]
+    config = GreedyConfig("facility", True, "rbf", None, "size-aware", 1.0, "naive")
+    kinds = [
+        type(reference_objective(kernel, caps, config._replace(objective=o))).__name__
+        for o in ("facility", "graph-cut")
+    ]
     assert kinds == ["Facility", "GraphCut"]

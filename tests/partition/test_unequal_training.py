@@ -49,7 +49,7 @@ def difference(a: nn.Module, b: nn.Module) -> float:
 def test_full_averaging_is_minibatch_sgd_on_the_union(speeds: list[float], sync: eq.sync.Sync) -> None:
     """Also for unequal shares: gradients are weighted by batches, models by shares, and both are the same ratio."""
     partition = eq.partition.Submodular(speeds=speeds, objective="herding")
-    blocks = partition.blocks(eq.partition.View(N, Y.numpy(), (X, Y)), 4, seed=0)
+    blocks = partition.blocks(eq.partition.DatasetView(N, Y.numpy(), (X, Y)), 4, seed=0)
     # Counts are off by a fraction of an example, so that sizes are taken from blocks: whole steps, then stop.
     sizes = eq.batch_sizes([1, 2, 4, 8] if speeds == SPEEDS else [1] * 4, 15)
     run = eq.train(
@@ -102,7 +102,7 @@ def test_epoch_time_is_that_of_the_model() -> None:
     fast = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=eq.batch.Proportional(15))
     assert even == (pytest.approx(3.75), 25)
     assert fast == (pytest.approx(1.0), 25)
-    # Proportional blocks with equal batches: the fast worker needs 54 steps, in which the slow one idles or trickles.
+    # Proportional blocks with equal batches: the fast worker needs 54 steps, in which the slow ones mostly wait.
     wrong = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=15)
     assert wrong[1] == 54
     assert wrong[0] > 1.4

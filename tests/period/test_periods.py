@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import equipoise as eq
 from equipoise.core.clock import Clock
@@ -27,15 +26,15 @@ def rounds(
     bound = period.bind(Context(None, clock))  # type: ignore[arg-type]
     if saved is not None:
         bound.load_state_dict(saved)
-    periods = []
+    ends = []
     while clock.step < steps:
         clock.lr = lr(clock.step) if callable(lr) else lr
         due = bound.due(clock)
         assert due == bound.due(clock), "asking twice changes nothing"
         if due:
-            periods.append(clock.step + 1)
+            ends.append(clock.step + 1)
         clock.step += 1
-    return periods, bound.state_dict()
+    return ends, bound.state_dict()
 
 
 def test_every() -> None:
@@ -62,22 +61,22 @@ def test_qsr() -> None:
     assert rounds(eq.period.QSR(base=2, alpha=0.35), 20, lr=0.1)[0] == [12]
     assert rounds(eq.period.QSR(base=2, alpha=0.05), 7, lr=0.1)[0] == [2, 4, 6]
     falling = lambda step: 0.1 * (1 - step / 40)  # noqa: E731
-    periods, _ = rounds(eq.period.QSR(base=2, alpha=0.15), 40, lr=falling)
+    ends, _ = rounds(eq.period.QSR(base=2, alpha=0.15), 40, lr=falling)
     begin, expected = 0, []
     while begin + (length := max(2, int((0.15 / falling(begin)) ** 2))) <= 40:
         begin += length
         expected.append(begin)
-    assert periods == expected
-    lengths = [b - a for a, b in pairwise([0, *periods])]
+    assert ends == expected
+    lengths = [b - a for a, b in pairwise([0, *ends])]
     assert lengths == sorted(lengths)
     assert lengths[-1] > lengths[0]
 
 
-def test_qsr_holds_still_while_the_rate_rises_and_where_it_is_zero() -> None:
+def test_qsr_is_bounded_while_the_rate_rises_and_where_it_is_zero() -> None:
     rising = lambda step: min(0.1, 0.1 * (step + 1) / 6)  # noqa: E731
-    for warmup in (0, 6):  # told or seen
-        periods, _ = rounds(eq.period.QSR(base=2, alpha=0.2, warmup=warmup), 14, lr=rising)
-        assert periods == [2, 4, 6, 10, 14]
+    for warmup in (0, 6):  # detected, or declared
+        ends, _ = rounds(eq.period.QSR(base=2, alpha=0.2, warmup=warmup), 14, lr=rising)
+        assert ends == [2, 4, 6, 10, 14]
     assert rounds(eq.period.QSR(base=2, most=5), 11, lr=0.0)[0] == [5, 10]
     with pytest.raises(UserError, match="raise it"):
         eq.period.QSR(base=8, most=4)
@@ -88,11 +87,11 @@ def test_qsr_holds_still_while_the_rate_rises_and_where_it_is_zero() -> None:
 )
 def test_goes_on_from_any_step(period: eq.period.Period) -> None:
     falling = lambda step: 0.1 * (1 - step / 60)  # noqa: E731
-    whole, end = rounds(period, 40, lr=falling)
+    undisturbed, end = rounds(period, 40, lr=falling)
     for stop in range(1, 39, 4):
         first, state = rounds(period, stop, lr=falling)
         second, other = rounds(period, 40, lr=falling, saved=state, begin=stop)
-        assert first + second == whole
+        assert first + second == undisturbed
         assert other == end
 
 
@@ -108,4 +107,3 @@ def test_qsr_follows_the_schedule_of_a_run(tmp_path: Path) -> None:
 def test_h_counts_optimizer_steps_and_not_micro_batches() -> None:
     counts = {toy.train(eq.period.Every(4), steps=16, micro=micro).result["rounds"] for micro in (None, 2)}
     assert counts == {4}
-    assert torch.is_tensor(toy.INPUTS)

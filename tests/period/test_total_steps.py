@@ -42,14 +42,13 @@ def test_equally_fast_workers_take_h_steps_each() -> None:
 
 @pytest.mark.parametrize("rates", [(1, 1, 2, 4), (1.0, 1.3, 2.7, 0.6), (1, 9, 9, 9)], ids=str)
 def test_fast_workers_take_more_and_every_round_n_h_in_total(rates: tuple[float, ...], tmp_path: Path) -> None:
-    run = toy.train(
-        MGRAWA(), period=TotalSteps(6), steps=24, cluster=cluster(*rates), out=tmp_path / "run", log_every=1
-    )
+    options: dict[str, Any] = {"period": TotalSteps(6), "cluster": cluster(*rates), "steps": 24, "log_every": 1}
+    run = toy.train(MGRAWA(), **options, out=tmp_path / "run")
     taken = steps_of(run.result)
     assert sum(taken) == 4 * 24
     assert run.result["rounds"] == 4
     assert run.result["steps"] == 24
-    # In proportion to their speeds, but for the step in which each one meets the others.
+    # In proportion to their speeds, but for the step in which each worker reaches the round.
     expected = np.array(rates) / sum(rates) * 96
     assert np.abs(np.array(taken) - expected).max() <= 4 + 1e-9
     by_round: Counter[int] = Counter()
@@ -59,7 +58,7 @@ def test_fast_workers_take_more_and_every_round_n_h_in_total(rates: tuple[float,
     assert [by_round[r] for r in (1, 2, 3, 4)] == [24, 48, 72, 96]
 
 
-def test_nobody_waits_longer_than_a_step() -> None:
+def test_no_worker_waits_longer_than_a_step() -> None:
     """With one worker ten times slower a fixed count takes ten times as long; here the others do its work."""
     rates = (1.0, 1.0, 1.0, 0.1)
     own = toy.train(EASGD(), period=TotalSteps(20), steps=60, cluster=cluster(*rates)).result
@@ -104,13 +103,13 @@ def test_processes_of_unequal_speed_take_unequal_steps() -> None:
 @pytest.mark.parametrize("stop", [1, 6, 13])
 def test_stops_at_rounds_and_resumes_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"period": TotalSteps(6), "cluster": cluster(1.0, 1.3, 2.7, 0.6)}
-    whole = toy.train(MGRAWA(prox=0.1), **options, steps=24).result
+    undisturbed = toy.train(MGRAWA(prox=0.1), **options).result
     first = toy.train(MGRAWA(prox=0.1), **options, steps=stop, out=tmp_path / "run").result
     assert first["steps"] == -(-stop // 6) * 6, "the run ends with the round in which it is long enough"
     resumed = toy.train(MGRAWA(prox=0.1), **options, steps=24, out=tmp_path / "run", resume=True).result
     for key in ("params_sha256", "models", "bytes", "rounds", "samples", "simulated_seconds"):
-        assert resumed[key] == whole[key], key
-    assert steps_of(resumed) == steps_of(whole)
+        assert resumed[key] == undisturbed[key], key
+    assert steps_of(resumed) == steps_of(undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -147,16 +146,16 @@ def test_events_stay_one_history_when_workers_have_taken_unequal_steps(tmp_path:
     options = {"period": TotalSteps(3), "cluster": cluster(1, 1, 2, 4), "checkpoint_every": 6, "log_every": 1}
 
     def lines(run: Path) -> list[tuple[Any, ...]]:
-        found = [e for e in read_events(run) if e["event"] in ("step", "end")]
-        return sorted((e["worker"], e["step"], e["rounds"], e["event"], e.get("loss", 0.0)) for e in found)
+        events = [e for e in read_events(run) if e["event"] in ("step", "end")]
+        return sorted((e["worker"], e["step"], e["rounds"], e["event"], e.get("loss", 0.0)) for e in events)
 
-    toy.train(MGRAWA(), **options, out=tmp_path / "whole")
+    toy.train(MGRAWA(), **options, out=tmp_path / "undisturbed")
     toy.train(MGRAWA(), **options | {"steps": 15, "keep": 9}, out=tmp_path / "run")
     os.rename(tmp_path / "run" / "checkpoints" / "step-15", tmp_path / "lost")
     toy.train(MGRAWA(), **options, out=tmp_path / "run", resume=True)
     resumed = {e["worker"]: e["step"] for e in read_events(tmp_path / "run") if e["event"] == "resume"}
     assert resumed[3] > resumed[0], resumed
-    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert lines(tmp_path / "run") == lines(tmp_path / "undisturbed")
 
 
 def test_checkpoints_every_so_many_steps_of_the_average_worker(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_in_a_user_s_loop_rounds_end_it() -> None:
 
 def test_two_runs_on_the_same_workers_do_not_share_a_count() -> None:
     def loop(comm: Comm) -> list[int]:
-        found = []
+        steps = []
         for _ in range(2):
             model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -214,14 +213,14 @@ def test_two_runs_on_the_same_workers_do_not_share_a_count() -> None:
                 while together.clock.rounds < 2:
                     model(torch.ones(1, 2)).sum().backward()
                     optimizer.step()
-                found.append(together.clock.step)
-        return found
+                steps.append(together.clock.step)
+        return steps
 
     assert eq.spawn(loop, 2, virtual=True) == [[6, 6], [6, 6]]
 
 
 @pytest.mark.parametrize(
-    ("sync", "words"),
+    ("sync", "reason"),
     [
         (AllReduce(), "must know before"),
         (MGDSGD(), "must know before"),
@@ -229,8 +228,8 @@ def test_two_runs_on_the_same_workers_do_not_share_a_count() -> None:
     ],
     ids=lambda v: str(v).split("(")[0],
 )
-def test_a_sync_that_must_know_before_is_refused(sync: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_a_sync_that_must_know_before_is_refused(sync: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
         toy.train(sync, period=TotalSteps(2))
 
 

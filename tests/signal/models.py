@@ -11,7 +11,7 @@ Case = tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]
 
 
 class Tied(nn.Module):
-    """Words in, words out, through one table."""
+    """Tokens in, tokens out, through one table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Bare(nn.Module):
-    """A parameter that is in no layer, and a layer whose weight is used behind its back."""
+    """A parameter that is in no layer, and a layer whose weight is also used elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,24 +61,24 @@ class Bare(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Words in, one answer out, through a recurrent layer: all states and the last one are used."""
+    """Tokens in, one output, through a recurrent layer: all states and the last one are used."""
 
     def __init__(self, layer: nn.RNNBase, dropout: float = 0.0) -> None:
         super().__init__()
         self.table, self.layer, self.dropout = nn.Embedding(11, 6), layer, nn.Dropout(dropout)
-        ways = 2 if layer.bidirectional else 1
-        self.head = nn.Linear(ways * layer.hidden_size, 3)
+        directions = 2 if layer.bidirectional else 1
+        self.head = nn.Linear(directions * layer.hidden_size, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        words = self.table(x)
-        states, last = self.layer(words if self.layer.batch_first else words.transpose(0, 1))
+        tokens = self.table(x)
+        states, last = self.layer(tokens if self.layer.batch_first else tokens.transpose(0, 1))
         states = states if self.layer.batch_first else states.transpose(0, 1)
         ends = sum(end.sum((0, 2)) for end in (last if isinstance(last, tuple) else (last,)))
         return self.head(self.dropout(states)).mean(1) + ends[:, None]
 
 
 class Fused(nn.Module):
-    """`nn.MultiheadAttention`, words first or examples first, of itself or of something else."""
+    """`nn.MultiheadAttention`, tokens first or examples first, self-attention or cross-attention."""
 
     def __init__(self, cross: bool = False, masked: bool = False, **options: bool) -> None:
         super().__init__()
@@ -91,22 +91,22 @@ class Fused(nn.Module):
         padded = torch.tensor([[False] * 4 + [True]]).expand(len(x), -1) if self.masked else None
         mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype) if self.masked else None
         padding = None if padded is None else torch.zeros(padded.shape, dtype=x.dtype).masked_fill(padded, -torch.inf)
-        found = self.attention(turned, other, other, key_padding_mask=padding, attn_mask=mask)[0]
-        return (found if self.first else found.transpose(0, 1)).mean(1)
+        attended = self.attention(turned, other, other, key_padding_mask=padding, attn_mask=mask)[0]
+        return (attended if self.first else attended.transpose(0, 1)).mean(1)
 
 
 def vectors(*shape: int) -> Callable[[int], torch.Tensor]:
     return lambda count: torch.randn(count, *shape)
 
 
-def words(count: int) -> torch.Tensor:
+def tokens(count: int) -> torch.Tensor:
     return torch.randint(11, (count, 5))
 
 
 CASES: dict[str, Case] = {
     "linear": (lambda: nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3, bias=False)), vectors(7)),
     "inplace": (lambda: nn.Sequential(nn.Linear(7, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)), vectors(7)),
-    "linear on words": (
+    "linear on tokens": (
         lambda: nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3), nn.Flatten()),
         vectors(4, 7),
     ),
@@ -125,7 +125,7 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten()),
         vectors(3, 8),
     ),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)), words),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)), tokens),
     "layer norm": (lambda: nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)), vectors(7)),
     "layer norm on images": (
         lambda: nn.Sequential(nn.LayerNorm([2, 3, 4]), nn.Flatten(), nn.Linear(24, 2)),
@@ -136,7 +136,7 @@ CASES: dict[str, Case] = {
         vectors(2, 5, 5),
     ),
     "group norm on vectors": (lambda: nn.Sequential(nn.Linear(7, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)), vectors(7)),
-    "tied weights": (Tied, words),
+    "tied weights": (Tied, tokens),
     "one layer twice": (Twice, vectors(7)),
     "attention": (Attention, vectors(5, 8)),
     "partly frozen": (lambda: frozen(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))), vectors(7)),
@@ -144,10 +144,10 @@ CASES: dict[str, Case] = {
 
 
 FUSED: dict[str, Case] = {
-    "lstm": (lambda: Recurrent(nn.LSTM(6, 5, batch_first=True)), words),
-    "deep lstm both ways": (lambda: Recurrent(nn.LSTM(6, 4, 2, bidirectional=True, bias=False)), words),
-    "gru": (lambda: Recurrent(nn.GRU(6, 5, 2, batch_first=True)), words),
-    "rnn": (lambda: Recurrent(nn.RNN(6, 5)), words),
+    "lstm": (lambda: Recurrent(nn.LSTM(6, 5, batch_first=True)), tokens),
+    "deep bidirectional lstm": (lambda: Recurrent(nn.LSTM(6, 4, 2, bidirectional=True, bias=False)), tokens),
+    "gru": (lambda: Recurrent(nn.GRU(6, 5, 2, batch_first=True)), tokens),
+    "rnn": (lambda: Recurrent(nn.RNN(6, 5)), tokens),
     "fused attention": (lambda: Fused(batch_first=True), vectors(5, 8)),
     "fused attention of others": (lambda: Fused(cross=True), vectors(5, 8)),
     "masked attention": (lambda: Fused(masked=True, batch_first=True, bias=False), vectors(5, 8)),
@@ -174,10 +174,10 @@ def gradients(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for one in inputs:
-        found = torch.autograd.grad(loss(model(one.unsqueeze(0))), parameters, allow_unused=True)
+        single = torch.autograd.grad(loss(model(one.unsqueeze(0))), parameters, allow_unused=True)
         rows.append(
             torch.cat(
-                [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(found, parameters, strict=True)]
+                [(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(single, parameters, strict=True)]
             )
         )
     return torch.stack(rows)

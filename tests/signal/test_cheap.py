@@ -9,13 +9,13 @@ from torch import nn
 import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context, WorkerInfo
-from equipoise.signal import restored
+from equipoise.signal import view_from_state
 from equipoise.signal.base import GradientView, Signal
 
 from . import models
 
 
-def seen(signal: Signal, model: nn.Module, inputs: torch.Tensor, seed: int = 0, passes: int = 1) -> GradientView:
+def view_of(signal: Signal, model: nn.Module, inputs: torch.Tensor, seed: int = 0, passes: int = 1) -> GradientView:
     bound = signal.bind(Context(current_comm(), worker=WorkerInfo(seed=seed)))
     model.zero_grad()
     for part in inputs.chunk(passes):
@@ -24,30 +24,30 @@ def seen(signal: Signal, model: nn.Module, inputs: torch.Tensor, seed: int = 0, 
     return bound.view()
 
 
-@pytest.mark.parametrize("name", ["linear", "linear on words", "convolution", "embedding", "attention"])
+@pytest.mark.parametrize("name", ["linear", "linear on tokens", "convolution", "embedding", "attention"])
 def test_a_projection_keeps_products_on_average(name: str) -> None:
     """Over 300 draws: the Gram matrix of the layers that are sketched, within what is left of the noise."""
     torch.manual_seed(3)
     make, draw = models.CASES[name]
     model, inputs = make(), draw(6)
-    grams = [seen(eq.signal.Projection(width=6), model, inputs, seed).gram() for seed in range(300)]
+    grams = [view_of(eq.signal.Projection(width=6), model, inputs, seed).gram() for seed in range(300)]
     mean = torch.stack(grams).mean(0)
     rows = models.gradients(model, inputs)
     if name == "attention":
-        rows[:, :16] = 0  # LayerNorm and a small map on every word: few numbers, much work, left out
+        rows[:, :16] = 0  # LayerNorm and a small map on every token are left out: few numbers, much work
         rows[:, -64:] = 0
     true = rows @ rows.T
     assert float((mean - true).norm() / true.norm()) < 0.25
 
 
-@pytest.mark.parametrize("name", ["linear", "linear on words", "convolution", "embedding", "partly frozen"])
+@pytest.mark.parametrize("name", ["linear", "linear on tokens", "convolution", "embedding", "partly frozen"])
 def test_a_count_sketch_is_unbiased_within_its_variance(name: str) -> None:
     """Over 200 draws of 64 buckets: the mean within 5 of its own deviations, the variance below 11 / buckets."""
     torch.manual_seed(3)
     make, draw = models.CASES[name]
     model, inputs = make(), draw(5)
     sketch = eq.signal.Projection(kind="count", buckets=64)
-    grams = torch.stack([seen(sketch, model, inputs, seed).gram() for seed in range(200)]).double()
+    grams = torch.stack([view_of(sketch, model, inputs, seed).gram() for seed in range(200)]).double()
     rows = models.gradients(model, inputs).double()
     true, squares = rows @ rows.T, rows.pow(2).sum(1)
     deviation = (grams.var(0) / len(grams)).sqrt()
@@ -56,10 +56,10 @@ def test_a_count_sketch_is_unbiased_within_its_variance(name: str) -> None:
 
 
 def test_a_count_sketch_of_words_goes_by_a_hash() -> None:
-    """The same word, the same bucket: one word's gradients keep their products to rounding, alone in their bucket."""
-    model, words = nn.Embedding(11, 4), torch.full((3, 1), 7)
-    view = seen(eq.signal.Projection(kind="count", buckets=4096), model, words)
-    rows = models.gradients(model, words)
+    """The same token has the same bucket: gradients of one token alone in its bucket have exact products."""
+    model, tokens = nn.Embedding(11, 4), torch.full((3, 1), 7)
+    view = view_of(eq.signal.Projection(kind="count", buckets=4096), model, tokens)
+    rows = models.gradients(model, tokens)
     torch.testing.assert_close(view.gram(), rows @ rows.T, rtol=1e-4, atol=1e-6)
 
 
@@ -75,33 +75,33 @@ def test_a_count_sketch_balances_an_order() -> None:
 def test_projections_depend_on_the_seed_alone() -> None:
     torch.manual_seed(3)
     model, inputs = nn.Linear(7, 5), torch.randn(6, 7)
-    one, two, other = (seen(eq.signal.Projection(), model, inputs, seed) for seed in (0, 0, 1))
+    one, two, other = (view_of(eq.signal.Projection(), model, inputs, seed) for seed in (0, 0, 1))
     assert torch.equal(one.gram(), two.gram())
     assert not torch.equal(one.gram(), other.gram())
-    split = seen(eq.signal.Projection(), model, inputs, 0, passes=2)
+    split = view_of(eq.signal.Projection(), model, inputs, 0, passes=2)
     torch.testing.assert_close(split.gram(), one.gram())
 
 
-def test_the_last_layer_is_seen_exactly() -> None:
+def test_the_last_layer_is_exact() -> None:
     torch.manual_seed(3)
     model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)), torch.randn(6, 7)
     rows = models.gradients(model, inputs)[:, 7 * 9 + 9 :]
     for passes in (1, 3):
-        view = seen(eq.signal.LastLayer(), model, inputs, passes=passes)
+        view = view_of(eq.signal.LastLayer(), model, inputs, passes=passes)
         torch.testing.assert_close(view.gram(), rows @ rows.T)
         torch.testing.assert_close(view.vectors(torch.eye(6)), rows)
-        assert restored(view.state()).items == 6
+        assert view_from_state(view.state()).items == 6
 
 
 def test_the_last_layer_of_words_is_sketched() -> None:
-    view = seen(eq.signal.LastLayer(width=4), models.CASES["linear on words"][0](), torch.randn(6, 4, 7))
+    view = view_of(eq.signal.LastLayer(width=4), models.CASES["linear on tokens"][0](), torch.randn(6, 4, 7))
     assert view.dimension == 16
 
 
-def test_groups_are_seen_by_the_gradient_of_their_pass() -> None:
+def test_a_group_has_the_gradient_of_its_pass() -> None:
     torch.manual_seed(3)
     model, inputs = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4).eval(), nn.Linear(4, 2)), torch.randn(6, 7)
     rows = models.gradients(model.eval(), inputs)
-    view = seen(eq.signal.GroupGradient(2), model, inputs, passes=3)
+    view = view_of(eq.signal.GroupGradient(2), model, inputs, passes=3)
     assert view.sizes == [2, 2, 2]
     torch.testing.assert_close(view.vectors(torch.eye(3)), torch.stack([rows[i : i + 2].mean(0) for i in (0, 2, 4)]))

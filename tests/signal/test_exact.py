@@ -1,4 +1,4 @@
-"""What the exact signal says of examples' gradients is what autograd computes one by one."""
+"""The exact signal gives the per-example gradients that autograd computes one by one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context
 from equipoise.core.errors import UserError
-from equipoise.order.balance import balance
-from equipoise.signal import restored
-from equipoise.signal.layers import Layers
+from equipoise.order.sign_terms import sign_terms
+from equipoise.signal import view_from_state
+from equipoise.signal.factor_view import FactorView
 
 from . import models
 
 
-def watched(model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> Layers:
+def watched(model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> FactorView:
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    return seen(signal, model, inputs, passes)
+    return view_of(signal, model, inputs, passes)
 
 
-def seen(signal: eq.signal.Exact, model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> Layers:
+def view_of(signal: eq.signal.Exact, model: nn.Module, inputs: torch.Tensor, passes: int = 1) -> FactorView:
     model.zero_grad()
     for part in inputs.chunk(passes):
         with signal.watching(model, len(part)):
@@ -41,7 +41,7 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.Tensor]:
     return make().double(), inputs.double() if inputs.is_floating_point() else inputs
 
 
-def rows_of(view: Layers) -> torch.Tensor:
+def rows_of(view: FactorView) -> torch.Tensor:
     return torch.stack([view.vector(one) for one in torch.eye(view.items, dtype=torch.float64)])
 
 
@@ -61,18 +61,20 @@ def test_vectors_products_and_gram_are_those_of_autograd(case: tuple[nn.Module, 
         torch.testing.assert_close(view.gram(), (rows * outside) @ rows.T, rtol=1e-9, atol=1e-11)
 
 
-def test_every_way_gives_the_same(case: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_strategy_gives_the_same(case: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = case
     rows = models.gradients(model, inputs)
-    for way in ("ghost", "made", "streamed"):
-        monkeypatch.setattr("equipoise.signal.layers.ways_of", lambda *shape, way=way: {way: 0})
+    for strategy in ("ghost", "materialized", "streamed"):
+        monkeypatch.setattr(
+            "equipoise.signal.factor_view.strategy_costs", lambda *shape, strategy=strategy: {strategy: 0}
+        )
         view = watched(model, inputs)
         torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
         check_signs(view, rows, torch.randn(view.dimension, dtype=torch.float64))
 
 
-def check_signs(view: Layers, rows: torch.Tensor, total: torch.Tensor, centre: torch.Tensor | None = None) -> None:
-    """`balance` against the definition, one made vector after the other."""
+def check_signs(view: FactorView, rows: torch.Tensor, total: torch.Tensor, centre: torch.Tensor | None = None) -> None:
+    """`sign_terms` against the definition, one materialized vector after the other."""
     terms = np.zeros((3, 6))
     for k in range(3):
         terms[k, 2 * k], terms[k, 2 * k + 1] = 1.0, -1.0
@@ -83,17 +85,17 @@ def check_signs(view: Layers, rows: torch.Tensor, total: torch.Tensor, centre: t
         v = term @ rows - (0 if centre is None else centre)
         signs.append(1.0 if expected @ v <= 0 else -1.0)
         expected += signs[-1] * v
-    balanced = total.clone()
-    decided = balance(balanced, view, terms, lambda product, square: 1 if product <= 0 else -1, centre)
-    assert decided.signs.tolist() == signs
-    torch.testing.assert_close(balanced, expected, rtol=1e-9, atol=1e-10)
+    updated = total.clone()
+    signed = sign_terms(updated, view, terms, lambda product, square: 1 if product <= 0 else -1, centre)
+    assert signed.signs.tolist() == signs
+    torch.testing.assert_close(updated, expected, rtol=1e-9, atol=1e-10)
     squares = [
         (term @ rows - (0 if centre is None else centre)).pow(2).sum().item() for term in torch.from_numpy(terms)
     ]
-    np.testing.assert_allclose(decided.squares, squares, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(signed.squares, squares, rtol=1e-9, atol=1e-12)
 
 
-def test_signs_equal_those_of_made_gradients(case: tuple[nn.Module, torch.Tensor]) -> None:
+def test_signs_equal_those_of_materialized_gradients(case: tuple[nn.Module, torch.Tensor]) -> None:
     model, inputs = case
     rows, view = models.gradients(model, inputs), watched(model, inputs)
     # S as long as the terms, in their span: then the signs of the first decide those of the others.
@@ -107,10 +109,10 @@ def test_a_view_survives_what_comes_after_it(case: tuple[nn.Module, torch.Tensor
     model, inputs = case
     rows = models.gradients(model, inputs)
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    kept = restored(seen(signal, model, inputs[:2]).take([1]).state())
-    later = seen(signal, model, inputs[2:])
+    kept = view_from_state(view_of(signal, model, inputs[:2]).take([1]).state())
+    later = view_of(signal, model, inputs[2:])
     joined = kept.join(later)
-    assert isinstance(joined, Layers)
+    assert isinstance(joined, FactorView)
     torch.testing.assert_close(rows_of(joined), rows[1:], rtol=1e-9, atol=1e-11)
 
 
@@ -119,22 +121,25 @@ def test_sentences_of_other_lengths_are_joined() -> None:
     short, long = torch.randint(11, (1, 3)), torch.randint(11, (2, 5))
     rows = torch.cat([models.gradients(model, short), models.gradients(model, long)])
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    joined = seen(signal, model, short).take([0]).join(seen(signal, model, long))
-    assert isinstance(joined, Layers)
+    joined = view_of(signal, model, short).take([0]).join(view_of(signal, model, long))
+    assert isinstance(joined, FactorView)
     torch.testing.assert_close(rows_of(joined), rows, rtol=1e-9, atol=1e-11)
 
 
 def test_the_gradient_of_the_batch_saves_half_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """S += 2 F - G, whatever the weights, also with an example that was carried over from the batch before."""
     torch.manual_seed(3)
-    monkeypatch.setattr("equipoise.signal.layers._AXPY", 0)
-    monkeypatch.setattr("equipoise.signal.layers._CALL", 0)  # layers of this size would be made
+    monkeypatch.setattr("equipoise.signal.factor_view._AXPY", 0)
+    monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
     model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
     rows = models.gradients(model, inputs)
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    carried = seen(signal, model, inputs[:2]).take([1])
-    for view, true in ((seen(signal, model, inputs), rows), (carried.join(seen(signal, model, inputs[2:])), rows[1:])):
-        assert isinstance(view, Layers)
+    carried = view_of(signal, model, inputs[:2]).take([1])
+    for view, true in (
+        (view_of(signal, model, inputs), rows),
+        (carried.join(view_of(signal, model, inputs[2:])), rows[1:]),
+    ):
+        assert isinstance(view, FactorView)
         assert len(view.summed) == 2
         for weights in (torch.ones(view.items), torch.arange(view.items), torch.randn(view.items).sign()):
             vector = view.zeros()
@@ -144,14 +149,14 @@ def test_the_gradient_of_the_batch_saves_half_of_the_product(monkeypatch: pytest
 
 def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulated before, or a penalty in the loss."""
-    monkeypatch.setattr("equipoise.signal.layers._CALL", 0)  # layers of this size would be made
+    monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
     model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
     signal = eq.signal.Exact().bind(Context(current_comm()))
-    assert len(seen(signal, model, inputs).summed) == 2
+    assert len(view_of(signal, model, inputs).summed) == 2
     with signal.watching(model, 6):  # on top of what is there
         models.loss(model(inputs)).backward()
     assert not signal.view().summed
-    for _ in range(9):  # the layers are looked at in turn, now and then
+    for _ in range(9):  # the layers are checked in turn, every few views
         model.zero_grad()
         with signal.watching(model, 6):
             (models.loss(model(inputs)) + 1e-6 * sum(p.pow(2).sum() for p in model.parameters())).backward()
@@ -166,12 +171,12 @@ def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCapture
     rows[:, : 7 + 49] = 0  # the bare parameter and the weight that is used twice
     signal = eq.signal.Exact().bind(Context(current_comm()))
     with caplog.at_level(logging.WARNING, logger="equipoise"):
-        view = seen(signal, model, inputs)
-        seen(signal, model, inputs)
+        view = view_of(signal, model, inputs)
+        view_of(signal, model, inputs)
     torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
     assert len(caplog.records) == 1
     assert "bias, one.weight" in caplog.text
-    assert "66" in caplog.text or "%" in caplog.text
+    assert "64.4 %" in caplog.text
 
 
 def test_a_model_without_any_rule_is_refused_with_the_alternative() -> None:
@@ -182,12 +187,12 @@ def test_a_model_without_any_rule_is_refused_with_the_alternative() -> None:
 
 
 def test_a_recurrent_layer_that_cannot_be_repeated_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Dropout between its layers: nobody can know which numbers were dropped."""
+    """Dropout between its layers: the dropped numbers are not known."""
     model = models.Recurrent(nn.LSTM(6, 5, 2, batch_first=True, dropout=0.5)).double()
     with caplog.at_level(logging.WARNING, logger="equipoise"):
-        view = watched(model, models.words(6))
+        view = watched(model, models.tokens(6))
     assert "layer.weight_ih_l0" in caplog.text
-    assert not any(place[0] >= 66 and place[1] <= view.dimension - 18 for p in view.parts for place in p.places())
+    assert not any(span.start >= 66 and span.stop <= view.dimension - 18 for f in view.layers for span in f.spans())
 
 
 def test_states_that_are_given_to_a_recurrent_layer() -> None:

@@ -48,7 +48,7 @@ MEMBERS: list[Topology] = [
 
 
 def sizes(topology: Topology) -> list[int]:
-    """The world sizes that differ in kind and that this topology takes: none to meet, one, odd, prime, square, large."""
+    """World sizes of every kind that this topology accepts: one, two, odd, prime, square, large."""
     if isinstance(topology, Edges):
         return [7]
     if isinstance(topology, Hypercube):

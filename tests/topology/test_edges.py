@@ -21,7 +21,7 @@ def test_metropolis_weights_unless_given():
     weighted.validate()
 
 
-def test_a_file_a_list_and_words_say_the_same(tmp_path):
+def test_a_file_a_list_and_strings_give_the_same_graph(tmp_path):
     file = tmp_path / "graph.txt"
     file.write_text("# a square\n0 1\n1\t2\n\n2 3  # and back\n3 0\n")
     prints = {
@@ -49,7 +49,7 @@ def test_a_changed_file_changes_nothing_that_is_built(tmp_path):
         assert (after.targets(0, 0), after.fingerprint()) != (first[0], before.on(3).fingerprint())
 
 
-def test_directed_splits_what_a_worker_has():
+def test_a_directed_worker_splits_its_model():
     bound = Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True).on(3)
     assert bound.targets(0, 0) == [(1, 1 / 3), (2, 1 / 3)]
     weights = bound.matrix()
@@ -73,10 +73,10 @@ def test_directed_and_balanced_is_fine_for_all():
 @pytest.mark.parametrize(
     ("links", "workers", "words"),
     [
-        ([(0, 1), (2, 3)], 4, "workers 0 1 and workers 2 3 never meet: add a link between them, such as 0 2"),
-        ([(0, 1)], 3, "never meet"),
+        ([(0, 1), (2, 3)], 4, "workers 0 1 and workers 2 3 have no path between them: add a link, such as 0 2"),
+        ([(0, 1)], 3, "have no path"),
         ([(0, 1), (1, 4)], 4, "names worker 4 but there are 4.*--workers 5"),
-        ([(0, 1), (1, 0)], 2, "is there already"),
+        ([(0, 1), (1, 0)], 2, "is listed twice"),
         ([(0, 0)], 2, "two different workers"),
         ([(-1, 0)], 2, "two different workers, numbered from 0"),
         ([(0, 1, 0.5), (1, 2)], 3, "1 of 2 links have a weight"),
@@ -95,7 +95,7 @@ def test_nonsense_is_refused_with_the_fix(links, workers, words):
         Edges(links=links).on(workers)
 
 
-def test_files_that_do_not_serve(tmp_path):
+def test_files_that_cannot_be_used(tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text("# nothing\n")
     bad = tmp_path / "bad.txt"
@@ -107,7 +107,7 @@ def test_files_that_do_not_serve(tmp_path):
         Edges(path=str(bad), links=SQUARE)
 
 
-@pytest.mark.parametrize(("links", "words"), [([(0, 1), (0, 2)], "hears of"), ([(1, 0), (2, 0)], "reaches")])
-def test_one_way_streets_are_refused(links, words):
+@pytest.mark.parametrize(("links", "words"), [([(0, 1), (0, 2)], "hears from"), ([(1, 0), (2, 0)], "reaches")])
+def test_graphs_that_are_not_strongly_connected_are_refused(links, words):
     with pytest.raises(UserError, match=f"not strongly connected, worker 0 never {words} workers 1 2"):
         Edges(links=links, directed=True).on(3)

@@ -1,4 +1,4 @@
-"""A user's own topology, right and wrong."""
+"""A user's own topology, valid and invalid."""
 
 from __future__ import annotations
 
@@ -64,8 +64,25 @@ def test_connected_over_a_period():
     assert Alternating(stuck=True).on(4).rounds_to_contract() is None
 
 
-def test_one_round_may_be_looked_at_alone():
+def test_a_single_round_can_be_validated():
     Alternating().on(4).validate(round=1)
+
+
+@dataclass
+class OneWay(Static):
+    """A directed ring, as a user declares it."""
+
+    directed = True
+
+    def edges(self, round, rank, size):
+        return [((rank - 1) % size, 0.5)]
+
+
+def test_a_declared_direction_is_used():
+    bound = OneWay().on(3)
+    bound.validate()
+    assert not bound.symmetric
+    assert bound.targets(0, 0) == [(1, 0.5)]
 
 
 def test_abstract_ones_cannot_be_built():

@@ -1,4 +1,4 @@
-"""What all rules that measure have in common: when they look, how a config becomes sizes, and what is told of it."""
+"""The base of all rules that measure gradient noise: when they test, how an estimate becomes sizes, what they log."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PROBES: dict[str, type[NoiseProbe]] = {
 class Adaptive(Batch):
     """A rule fills `wanted`. Final here: tests at rounds, agreement, limits, speeds, state.
 
-    Sizes change at rounds only, by numbers that are the same on all workers. A single worker has no other to compare with
-    and keeps its size, unless single examples are measured.
+    Sizes change at rounds only, from numbers that are the same on all workers. A single worker has no other to compare
+    with and keeps its size, unless it measures single examples.
     """
 
     watches: ClassVar[bool] = True
-    along: ClassVar[bool] = False  # does it ask for the variance along the gradient?
+    along: ClassVar[bool] = False  # does it need the variance along the gradient?
     STATE: ClassVar[tuple[str, ...]] = (
         "total",
         "rounds",
@@ -60,26 +60,26 @@ class Adaptive(Batch):
     )
     gradient: str = option(
         "last",
-        help="of a round's steps: the last, as in the paper, or the first, where workers are at one point",
+        help="of a round's steps: the last, as in the paper, or the first, where all workers have the same parameters",
         choices=("last", "first"),
     )
-    examples: int = option(8, help="per worker and test, for estimator = examples; 0: the whole batch", least=0)
+    examples: int = option(8, help="per worker and test, for estimator = examples; 0: the entire batch", least=0)
     tested: str = option("mean", help="the mean gradient of all workers, or each worker's own", choices=("mean", "own"))
     speeds: list[float] | str | None = option(
-        None, help='sizes in proportion to these, or "measured"; all alike if none', above=0
+        None, help='throughputs: sizes are proportional to these, or to "measured" ones; equal sizes if none', above=0
     )
 
     def check(self) -> None:
         if isinstance(self.speeds, str) and self.speeds != "measured":
-            raise UserError(f"speeds = {self.speeds!r}: a list with one number per worker, or 'measured'")
+            raise UserError(f"speeds = {self.speeds!r}: give a list with one number per worker, or 'measured'")
         if self.gradient == "first" and self.estimator != "workers":
-            raise UserError("gradient = 'first' is a choice of estimator = 'workers': leave one of them out")
+            raise UserError("gradient = 'first' is only for estimator = 'workers': leave one of them out")
         if self.most is not None and self.most < self.start:
             raise UserError(f"most = {self.most} is below start = {self.start}: raise it")
 
     @abstractmethod
     def wanted(self, estimate: NoiseEstimate) -> tuple[float, dict[str, float]]:
-        """Examples per step that all workers together should take (infinity: all there may be), and numbers to tell."""
+        """Examples per step of all workers together (infinity: as many as allowed), and numbers for the event."""
 
     def init_state(self) -> None:
         context, size = self.context, self.context.size
@@ -87,7 +87,7 @@ class Adaptive(Batch):
             raise UserError(f"speeds lists {len(self.speeds)} numbers for {size} workers: give one per worker")
         share = -(-context.worker.total_examples // size)
         self.cap = self.most if self.most is not None else max(self.start, share)
-        self.total = float(self.start * size)  # examples per step, before they are rounded up
+        self.total = float(self.start * size)  # examples per step of all workers, before sizes are rounded up
         self.rates = list(self.speeds) if isinstance(self.speeds, list) else [1.0] * size
         self.rounds = self.tests = 0
         # Exponential averages that start at zero; `_smoothed` corrects that bias.
@@ -110,7 +110,7 @@ class Adaptive(Batch):
     def probe_state(self, state: dict[str, Any]) -> None:
         if self.probe is not None:
             self.probe.load(state)
-        self._resize()  # the last of STATE: total and rates are in place
+        self._resize()  # the last entry of STATE: total and rates are loaded
 
     def noise(self) -> NoiseEstimate | None:
         return None if self.last_estimate is None else NoiseEstimate(**self.last_estimate)  # type: ignore[arg-type]
@@ -150,10 +150,10 @@ class Adaptive(Batch):
 
     @property
     def _final(self) -> bool:
-        """Can no test change anything any more?"""
+        """Can no test change a size any more?"""
         return not self.shrink and self.speeds != "measured" and self.total >= self.cap * self.context.size
 
-    # -- the decision, from numbers that are the same on all workers -----------------------------------------------------
+    # -- the decision, from numbers that are the same on all workers -------------------------------------------------
     def decide(self, estimate: NoiseEstimate | None, reports: list[WorkerReport]) -> None:
         self._unsent = False
         old, numbers = self._sizes, dict[str, float]()
@@ -177,11 +177,11 @@ class Adaptive(Batch):
         self._resize()
         if self.context.rank == 0:
             sizes = {"old": old, "new": self._sizes, "estimator": self.estimator}
-            why = {"reason": reason} if reason else {}
-            self.context.emit("batch", consumed=self.context.clock.consumed, **sizes, **numbers, **why)
+            unchanged = {"reason": reason} if reason else {}
+            self.context.emit("batch", consumed=self.context.clock.consumed, **sizes, **numbers, **unchanged)
 
     def limited(self, wanted: float) -> float:
-        """What is wanted, within what one test may change and what a worker may hold."""
+        """`wanted`, within the limits of one test and of a worker."""
         size = self.context.size
         if math.isnan(wanted):
             return self.total
@@ -190,10 +190,10 @@ class Adaptive(Batch):
         return min(max(total, float(self.start * size)), float(self.cap * size))
 
     def _resize(self) -> None:
-        whole = sum_in_order(self.rates)
-        # The small number forgives rounding: half of 32 is 16.
-        parts = [math.ceil(self.total * rate / whole - 1e-9 * self.total) for rate in self.rates]
-        self._sizes = [max(1, min(part, self.cap)) for part in parts]
+        total_rate = sum_in_order(self.rates)
+        # The small number absorbs rounding errors: half of 32 must be 16, not 17.
+        sizes = [math.ceil(self.total * rate / total_rate - 1e-9 * self.total) for rate in self.rates]
+        self._sizes = [max(1, min(size, self.cap)) for size in sizes]
 
     def _smoothed(self, estimate: NoiseEstimate) -> NoiseEstimate:
         keep = self.smoothing
@@ -202,11 +202,11 @@ class Adaptive(Batch):
         self.averages = {name: keep * old + (1 - keep) * new[name] for name, old in self.averages.items()}
         if not keep:
             return estimate
-        variance, square, along = (value / (1 - keep**self.tests) for value in self.averages.values())
-        return estimate._replace(variance=variance, square=square, along=along)
+        unbiased = {name: value / (1 - keep**self.tests) for name, value in self.averages.items()}
+        return estimate._replace(variance=unbiased["variance"], square=unbiased["square"], along=unbiased["along"])
 
     def _update_rates(self, reports: list[WorkerReport]) -> None:
-        """Examples per second of computing, half from this test and half from before."""
+        """Examples per second of computing: the mean of this test and the rates before."""
         rates = [r.samples / r.busy if r.busy > 0 and r.samples > 0 else 0.0 for r in reports]
         if min(rates) > 0 and all(map(math.isfinite, rates)):
             first = set(self.rates) == {1.0}
@@ -220,8 +220,8 @@ def _loss(reports: list[WorkerReport]) -> float:
     return sum_in_order([r.batch * r.loss for r in present]) / sum_in_order([r.batch for r in present])
 
 
-def ratio(above: float, below: float) -> float:
-    """above / below: infinite where the divisor is hidden in noise, not a number where nothing moved at all."""
-    if below > 0:
-        return above / below
-    return math.inf if above > 0 else math.nan
+def ratio(numerator: float, denominator: float) -> float:
+    """numerator / denominator: inf where the denominator is hidden in noise, nan where both are zero."""
+    if denominator > 0:
+        return numerator / denominator
+    return math.inf if numerator > 0 else math.nan

@@ -13,25 +13,25 @@ from .noise import NoiseEstimate
 
 @dataclass
 class Batch(Method):
-    """Batch sizes of all workers. They are the same list on every worker, so that all agree where an epoch ends."""
+    """Batch sizes of all workers: the same list on every worker, so that all agree where an epoch ends."""
 
     axis: ClassVar[str] = "batch"
     watches: ClassVar[bool] = False  # does it measure gradients?
-    spreads: ClassVar[bool] = False  # are batches that do not divide a block made even, or the last ones short?
+    spreads: ClassVar[bool] = False  # where a size does not divide the block: even batches instead of a short last one?
 
     @abstractmethod
     def sizes(self) -> list[int]:
-        """The size of each worker's next batch, by rank: another list when sizes change, never one that is changed."""
+        """The size of each worker's next batch, by rank. A change makes a new list: none is modified in place."""
 
     def observe(self, due: bool) -> Piggyback | None:
-        """After every backward pass, where it `watches`: this worker's own gradient is in place. `due`: a round follows.
+        """After every backward pass of a rule that `watches`: this worker's own gradient is in place.
 
-        Returns what that round shall carry. All workers return something, or none does.
+        due: a round follows. Returns the piggyback of that round; all workers return one, or none does.
         """
         return None
 
     def settle(self) -> None:
-        """After the step: send what no round has carried."""
+        """After the step: send a piggyback that no round has carried."""
 
     def noise(self) -> NoiseEstimate | None:
         """The latest estimate of the gradient noise, where the rule measures it."""

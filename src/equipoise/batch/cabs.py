@@ -10,12 +10,12 @@ from .noise import NoiseEstimate
 
 @dataclass
 class CABS(Adaptive):
-    """Couple the batch to the learning rate: noise may move the loss by a fixed part of itself.
+    """Couple the batch size to the learning rate, so that noise changes the loss by a fixed fraction.
 
         B = scale * a tr S / F        a: learning rate, F: the loss, which must be positive and tend to zero
 
-    Sizes go both ways by default: they fall with the learning rate. Made for plain SGD; with another optimizer
-    `a` is not the length of the step and `scale` has to make up for it.
+    Sizes may shrink by default: they fall with the learning rate. Derived for plain SGD; with another optimizer
+    `a` is not the size of the step, and `scale` has to compensate.
     Reference: Balles, Romero, Hennig, Coupling Adaptive Batch Sizes with Learning Rates, UAI 2017.
     """
 

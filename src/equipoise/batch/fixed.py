@@ -19,7 +19,8 @@ class Fixed(Batch):
     def init_state(self) -> None:
         if isinstance(self.size, list) and len(self.size) != self.context.size:
             raise UserError(
-                f"batch.size lists {len(self.size)} sizes for {self.context.size} workers: give one number, or one per worker"
+                f"batch.size lists {len(self.size)} sizes for {self.context.size} workers: give one number, "
+                "or one per worker"
             )
         self._sizes = self.size if isinstance(self.size, list) else [self.size] * self.context.size
 

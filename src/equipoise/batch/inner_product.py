@@ -10,18 +10,22 @@ from .noise import NoiseEstimate
 
 @dataclass
 class InnerProduct(Adaptive):
-    """Grow the batch when steps are not descent directions surely enough.
+    """Grow the batch when steps are not descent directions with high probability.
 
         test:  Var_i <g_i, v> / n <= theta^2 |v|^4        v is the gradient under test, n the examples in it
         else:  b <- Var_i <g_i, v> / (M theta^2 |v|^4), rounded up
 
-    Weaker than the norm test: noise across the gradient is let pass, so batches stay smaller. Across workers the variance is
-    that of <v_m, v>, each worker counted with its examples. One number per worker more travels, and no vector.
-    Reference: Bollapragada, Byrd, Nocedal, Adaptive Sampling Strategies for Stochastic Optimization, SIAM J. Optim. 2018.
+    Weaker than the norm test: it tolerates noise orthogonal to the gradient, so batches stay smaller. With several
+    workers the variance is that of <v_m, v>, each worker weighted by its examples. One more number per worker is sent,
+    and no vector.
+    Reference: Bollapragada, Byrd, Nocedal, Adaptive Sampling Strategies for Stochastic Optimization, SIAM Journal on
+    Optimization 2018.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="inner-product", help="grows when steps are not surely descents", cites=("bollapragada2018adaptive",)
+        name="inner-product",
+        help="grows when steps are not reliably descent directions",
+        cites=("bollapragada2018adaptive",),
     )
 
     along: ClassVar[bool] = True
@@ -34,5 +38,5 @@ class InnerProduct(Adaptive):
 
 
 def along_need(estimate: NoiseEstimate, theta: float) -> float:
-    """Examples in one gradient that would pass the test along it."""
+    """Examples that a gradient needs to pass the inner-product test."""
     return ratio(estimate.along / theta**2, estimate.norm**2)

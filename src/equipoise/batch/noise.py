@@ -1,4 +1,4 @@
-"""How noisy is a gradient? The estimators behind all rules, as functions of a few numbers.
+"""Estimators of the gradient noise that all rules share, as functions of a few numbers.
 
 Worker m has a vector v_m, the mean gradient of n_m examples: E v_m = G and E |v_m - G|^2 = tr S / n_m, where S is the
 covariance of one example's gradient. With n = sum_m n_m and v = sum_m n_m v_m / n:
@@ -6,8 +6,9 @@ covariance of one example's gradient. With n = sum_m n_m and v = sum_m n_m v_m /
     V = (sum_m n_m |v_m|^2 - n |v|^2) / (M - 1)      E V = tr S, for equal and unequal sizes
     Q = |v|^2 - V / n                                E Q = |G|^2
 
-The first is (1 / (M - 1)) sum_m n_m |v_m - v|^2, from norms alone; for equal sizes b it is b / (M - 1) sum_m |v_m - v|^2.
-Its relative standard deviation is about sqrt(2 / ((M - 1) d)) for d effective dimensions, so that two workers will do.
+V is (1 / (M - 1)) sum_m n_m |v_m - v|^2, computed from norms alone; for equal sizes b it is
+b / (M - 1) sum_m |v_m - v|^2. Its relative standard deviation is about sqrt(2 / ((M - 1) d)) for d effective
+dimensions, so two workers are enough.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from ..comm.fused_reduction import sum_in_order
 
 
 class NoiseEstimate(NamedTuple):
-    """What is known of the noise of the gradient under test: the mean over workers, or each worker's own."""
+    """The noise of the gradient under test: the mean over workers, or each worker's own."""
 
     variance: float  # tr S
-    square: float  # |G|^2 without bias: below zero where noise hides it
+    square: float  # unbiased estimate of |G|^2: negative where noise hides it
     noise: float  # variance of the gradient under test in units of tr S: 1 over the examples in it
-    parts: int  # gradients that are tested alike: 1 for the mean, one a worker for their own
-    along: float = math.nan  # variance of <g_i, v> over examples, if asked for
+    parts: int  # gradients under test: 1 for the mean, one per worker for their own
+    along: float = math.nan  # variance of <g_i, v> over examples, if requested
     loss: float = math.nan
 
     @property
     def norm(self) -> float:
-        """The square of the gradient under test as it is measured, noise included."""
+        """The squared norm of the gradient under test as measured, noise included."""
         return self.square + self.variance * self.noise
 
     @property
@@ -49,17 +50,17 @@ def across_workers(
 ) -> NoiseEstimate | None:
     """From all |v_m|^2, |v|^2, the n_m and the batch sizes; None with fewer than two workers that have examples.
 
-    `products` are all <v_m, v>. `own` asks for each worker's own gradient in place of their mean.
+    `products` are all <v_m, v>. `own`: the gradients under test are each worker's own, not their mean.
     """
     present = [m for m, n in enumerate(sizes) if n > 0]
     if len(present) < 2 or not sum_in_order(batches):
         return None
     n = sum_in_order(sizes)
-    freedom = len(present) - 1
-    variance = _positive((sum_in_order([sizes[m] * norms[m] for m in present]) - n * mean_norm) / freedom)
+    degrees = len(present) - 1  # of freedom
+    variance = _positive((sum_in_order([sizes[m] * norms[m] for m in present]) - n * mean_norm) / degrees)
     along = math.nan
     if products is not None:
-        along = sum_in_order([sizes[m] * (products[m] - mean_norm) ** 2 for m in present]) / freedom
+        along = sum_in_order([sizes[m] * (products[m] - mean_norm) ** 2 for m in present]) / degrees
     return _estimate(variance, mean_norm - variance / n, batches, own, along)
 
 
@@ -77,14 +78,14 @@ def across_examples(
 
     `norms` are all |v_m|^2 of the batches, `products` sums of squares of <g_i, v_m> around their means.
     """
-    freedom = sum_in_order([max(0.0, count - 1) for count in counts])
-    if freedom <= 0:
+    degrees = sum_in_order([max(0.0, count - 1) for count in counts])  # of freedom
+    if degrees <= 0:
         return None
-    variance = _positive(sum_in_order(spreads) / freedom)
-    along = math.nan if products is None else sum_in_order(products) / freedom
-    whole, present = sum_in_order(batches), [m for m, b in enumerate(batches) if b > 0]
-    norm = sum_in_order([batches[m] * norms[m] for m in present]) / whole if own else mean_norm
-    return _estimate(variance, norm - variance * (len(present) if own else 1) / whole, batches, own, along)
+    variance = _positive(sum_in_order(spreads) / degrees)
+    along = math.nan if products is None else sum_in_order(products) / degrees
+    total, present = sum_in_order(batches), [m for m, b in enumerate(batches) if b > 0]
+    norm = sum_in_order([batches[m] * norms[m] for m in present]) / total if own else mean_norm
+    return _estimate(variance, norm - variance * (len(present) if own else 1) / total, batches, own, along)
 
 
 def _estimate(variance: float, square: float, batches: list[float], own: bool, along: float) -> NoiseEstimate:
@@ -95,5 +96,5 @@ def _estimate(variance: float, square: float, batches: list[float], own: bool, a
 
 
 def _positive(value: float) -> float:
-    """Rounding can leave a spread a little below zero; what is not a number stays that."""
+    """Rounding can leave a variance slightly below zero; nan stays nan."""
     return 0.0 if value < 0 else value

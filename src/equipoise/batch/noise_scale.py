@@ -10,12 +10,13 @@ from .noise import NoiseEstimate
 
 @dataclass
 class NoiseScale(Adaptive):
-    """As many examples per step as the gradient noise scale says, in total over workers.
+    """The batch of all workers together follows the gradient noise scale.
 
         B = scale * tr S / |G|^2
 
-    Below that size doubling the batch nearly halves the steps, above it hardly. Both estimates are unbiased and averaged over
-    tests, each by itself: their ratio is not. The norm test with debiasing and eta^2 = 1 / scale asks for the same.
+    Below that size doubling the batch nearly halves the number of steps, above it hardly. Both estimates are unbiased
+    and each is averaged over tests separately, because their ratio is biased. The norm test with debiasing and
+    eta^2 = 1 / scale asks for the same size.
     Reference: McCandlish, Kaplan, Amodei, An Empirical Model of Large-Batch Training, 2018 (arXiv 1812.06162).
     """
 

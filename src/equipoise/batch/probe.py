@@ -1,10 +1,11 @@
-"""Three ways to estimate the noise of a gradient at a round. Each travels as a piggyback on the sync's message.
+"""Three ways to estimate the noise of a gradient at a round. Each is a piggyback on the sync's message.
 
-- `workers`: the workers' gradients of one local step are samples of one another's noise. One more vector travels, one
-  way; none where the sync averages gradients anyway. Says nothing on one worker.
+- `workers`: the workers' gradients of one local step differ by their noise. One more vector is sent, one way; none
+  where the sync averages gradients anyway. Not available on one worker.
 - `examples`: gradients of a few single examples on each worker, for as many backward passes. Works on one worker too.
-- `pseudo`: pseudo-gradients, from how far the local steps of a round moved each worker. Their mean follows from the average of
-  the parameters, so only a few numbers travel. Plain SGD only; biased low by O(learning rate x curvature x H).
+- `pseudo`: pseudo-gradients, from how far the local steps of a round moved each worker. Their mean follows from the
+  average of the parameters, so only a few numbers are sent. Plain SGD only; biased low by
+  O(learning rate x curvature x H).
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from ..core.context import Context
 from .noise import NoiseEstimate, across_workers
 
 _BLOCK = 1 << 16  # elements whose products are added in the dtype of the vector; blocks are added in float64
-_COMMON = 4  # numbers that every probe sends
 
 
 class WorkerReport(NamedTuple):
-    """What every worker sends with a test."""
+    """What every worker sends with a test, whatever the probe."""
 
     batch: float
     loss: float
@@ -34,14 +34,15 @@ class WorkerReport(NamedTuple):
 
 
 class ProbeConfig(NamedTuple):
-    """What a rule wants to know."""
+    """What a rule needs to know."""
 
-    own: bool  # the noise of each worker's own gradient, or of their mean
+    own: bool  # the noise of each worker's own gradient, not of their mean
     along: bool  # the variance along the gradient too
-    examples: int  # per worker, where single ones are measured; 0: the whole batch
+    examples: int  # per worker, where single ones are measured; 0: the entire batch
     first: bool  # measure the gradients of a round's first step, not its last
 
 
+_REPORTED = len(WorkerReport._fields)
 Decide = Callable[["NoiseEstimate | None", "list[WorkerReport]"], None]
 
 
@@ -55,7 +56,7 @@ class NoiseProbe(Piggyback):
         self.init_state()
 
     def buffers(self, like: torch.Tensor, count: int = 1) -> list[torch.Tensor]:
-        """Memory for chunks, allocated once."""
+        """Buffers for chunks, allocated once."""
         if len(self._buffers) < count or self._buffers[0].shape != like.shape:
             self._buffers = [torch.empty_like(like) for _ in range(count)]
         return self._buffers
@@ -65,8 +66,8 @@ class NoiseProbe(Piggyback):
         return [*WorkerReport(float(clock.batch), clock.loss, self.busy, self.samples), *self.numbers()]
 
     def receive(self, metadata: list[list[float]], totals: list[float]) -> None:
-        reports = [WorkerReport(*row[:_COMMON]) for row in metadata]
-        estimate = self.estimate([report.batch for report in reports], [row[_COMMON:] for row in metadata], totals)
+        reports = worker_reports(metadata)
+        estimate = self.estimate([report.batch for report in reports], probe_numbers(metadata), totals)
         self.decide(estimate, reports)
 
     @abstractmethod
@@ -75,7 +76,7 @@ class NoiseProbe(Piggyback):
 
     @abstractmethod
     def after_backward(self, testing: bool) -> None:
-        """After every backward pass; will the next round carry a test?"""
+        """After every backward pass. testing: the next round carries a test."""
 
     @abstractmethod
     def measure(self) -> None:
@@ -87,7 +88,7 @@ class NoiseProbe(Piggyback):
 
     @abstractmethod
     def numbers(self) -> list[float]:
-        """What this probe sends besides the report."""
+        """What this probe sends besides the report; always as many."""
 
     @abstractmethod
     def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
@@ -95,18 +96,28 @@ class NoiseProbe(Piggyback):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What a checkpoint in the middle of a round must keep."""
+        """State between rounds, for a checkpoint."""
 
     @abstractmethod
     def load(self, state: dict[str, Any]) -> None: ...
 
 
+def worker_reports(metadata: list[list[float]]) -> list[WorkerReport]:
+    """All workers' reports, by rank."""
+    return [WorkerReport(*row[:_REPORTED]) for row in metadata]
+
+
+def probe_numbers(metadata: list[list[float]]) -> list[list[float]]:
+    """All workers' `numbers`, by rank."""
+    return [row[_REPORTED:] for row in metadata]
+
+
 def chunk_statistics(
     rows: list[torch.Tensor], scales: list[float], sizes: list[float], along: bool, mean: torch.Tensor
 ) -> list[float]:
-    """Of chunks of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, if asked for, all <v_m, v>.
+    """Of chunks of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, with `along`, all <v_m, v>.
 
-    `mean` is memory for the chunk of v: allocating a large one at each round costs more than filling it.
+    `mean` is a buffer for the chunk of v: allocating a large one at each round costs more than filling it.
     """
     mean_of(rows, scales, sizes, mean)
     norms = [product(r, r) / s**2 if s else 0.0 for r, s in zip(rows, scales, strict=True)]
@@ -124,21 +135,21 @@ def estimate_across_workers(
 
 def mean_of(rows: list[torch.Tensor], scales: list[float], weights: list[float], out: torch.Tensor) -> torch.Tensor:
     """The weighted mean of vectors that come multiplied by `scales`."""
-    whole = sum_in_order(weights)
+    total = sum_in_order(weights)
     out.zero_()
     for row, scale, weight in zip(rows, scales, weights, strict=True):
         if weight:
-            out.add_(row, alpha=weight / whole / scale)
+            out.add_(row, alpha=weight / total / scale)
     return out
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> float:
-    """<a, b>, accurate for long vectors too."""
+    """<a, b>, accurate also for long vectors."""
     if a.dtype not in (torch.float32, torch.float64):
         a, b = a.float(), b.float()
     if len(a) <= _BLOCK:
         return torch.dot(a, b).item()
     total = 0.0
-    for x, y in zip(a.split(_BLOCK), b.split(_BLOCK), strict=True):
+    for x, y in zip(torch.split(a, _BLOCK), torch.split(b, _BLOCK), strict=True):
         total += torch.dot(x, y).item()
     return total

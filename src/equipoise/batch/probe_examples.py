@@ -1,20 +1,29 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..core.errors import UserError
 from .noise import NoiseEstimate, across_examples
-from .probe import NoiseProbe, mean_of, product
+from .probe import NoiseProbe, mean_of, product, worker_reports
+
+
+class ExampleStatistics(NamedTuple):
+    """What one worker measured on single examples of its batch."""
+
+    spread: float = 0.0  # sum of |g_i - their mean|^2
+    examples: float = 0.0
+    norm: float = 0.0  # |v_m|^2
+    along: float = 0.0  # sum of squares of <g_i, v_m> around their mean
 
 
 class ExamplesProbe(NoiseProbe):
-    """Gradients g_i of single examples; v_m is that of the whole batch."""
+    """Gradients g_i of single examples; v_m is that of the entire batch."""
 
     def init_state(self) -> None:
-        self.kept: torch.Tensor | None = None
-        self.measured = [0.0] * 4
+        self.gradient: torch.Tensor | None = None  # v_m
+        self.measured = ExampleStatistics()
         self.outputs = 0 if self.config.own else 1
 
     def after_backward(self, testing: bool) -> None: ...
@@ -24,37 +33,44 @@ class ExamplesProbe(NoiseProbe):
         if context.example_gradients is None:
             raise UserError("estimator='examples' needs eq.train, which knows the examples: use estimator='workers'")
         assert context.flat is not None
-        self.kept = context.flat.copy_gradient(self.kept)
-        self.measured = [0.0] * 4  # spread, examples, |v_m|^2, spread along v_m
+        gradient = self.gradient = context.flat.copy_gradient(self.gradient)
+        self.measured = ExampleStatistics()
         if context.clock.batch:
             rows = torch.stack(context.example_gradients(self.config.examples))
-            along = rows @ self.kept if self.config.along else rows.new_zeros(1)
+            products = rows @ gradient if self.config.along else rows.new_zeros(1)
             rows -= rows.mean(0)
             spread = product(rows.view(-1), rows.view(-1))
-            across = (along - along.mean()).double().square().sum().item()
-            self.measured = [spread, float(len(rows)), product(self.kept, self.kept), across]
+            along = (products - products.mean()).double().square().sum().item()
+            self.measured = ExampleStatistics(spread, float(len(rows)), product(gradient, gradient), along)
 
     def after_round(self) -> None: ...
 
     def numbers(self) -> list[float]:
-        return self.measured
+        return list(self.measured)
 
     def vector(self, averaged: str) -> torch.Tensor | None:
-        return None if averaged == "gradient" or self.config.own else self.kept
+        return None if averaged == "gradient" or self.config.own else self.gradient
 
     def map_chunk(
         self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
     ) -> list[float]:
         if self.config.own:
             return []
-        mean = mean_of(rows, scales, [row[0] for row in metadata], self.buffers(rows[0])[0])
+        batches = [report.batch for report in worker_reports(metadata)]
+        mean = mean_of(rows, scales, batches, self.buffers(rows[0])[0])
         return [product(mean, mean)]
 
     def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
-        spreads, counts, norms, across = ([row[i] for row in numbers] for i in range(4))
-        products = across if self.config.along else None
-        mean_norm = 0.0 if self.config.own else totals[0]
-        return across_examples(spreads, counts, norms, mean_norm, batches, own=self.config.own, products=products)
+        measured = [ExampleStatistics(*row) for row in numbers]
+        return across_examples(
+            [m.spread for m in measured],
+            [m.examples for m in measured],
+            [m.norm for m in measured],
+            0.0 if self.config.own else totals[0],
+            batches,
+            own=self.config.own,
+            products=[m.along for m in measured] if self.config.along else None,
+        )
 
     def state(self) -> dict[str, Any]:
         return {}

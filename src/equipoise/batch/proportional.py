@@ -9,18 +9,18 @@ from .base import Batch
 
 @dataclass
 class Proportional(Batch):
-    """Sizes in proportion to the workers' blocks, `mean` on average:
+    """Sizes proportional to the workers' blocks, `mean` on average:
 
         b_j = mean N n_j / n   (rounded, at least 1)
 
-    so all workers take the same number of steps per epoch, and, where blocks are in proportion to speeds, all steps
-    take the same time. Where a size does not divide its block the batches are one smaller, as many as it takes, instead of
-    the last ones short. Follows blocks that are dealt out anew.
+    so all workers take the same number of steps per epoch and, where blocks are proportional to speeds, all steps take
+    the same time. Where a size does not divide its block, some batches are smaller by one instead of a short last one.
+    Sizes follow when examples are redistributed.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
         name="proportional",
-        help="in proportion to the workers' blocks: as many steps, as long, for all",
+        help="proportional to the workers' blocks: all take the same number of steps per epoch",
         cites=("he2023rcdsgd",),
     )
 

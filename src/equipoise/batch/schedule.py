@@ -10,15 +10,15 @@ from .base import Batch
 
 @dataclass
 class Schedule(Batch):
-    """Sizes by a plan: `plan[0]` until `at[0]` has passed, then `plan[1]` until `at[1]`, and so on.
+    """Sizes on a fixed schedule: `plan[0]` until `at[0]` has passed, then `plan[1]` until `at[1]`, and so on.
 
-    `at` counts epochs (parts of them too), samples of all workers, or steps. A change in the middle of an epoch neither loses
-    nor repeats an example.
+    `at` counts epochs (fractions too), samples of all workers, or steps. A change in the middle of an epoch neither
+    loses nor repeats an example.
     Reference: Smith, Kindermans, Ying, Le, Don't Decay the Learning Rate, Increase the Batch Size, ICLR 2018.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="schedule", help="sizes by a plan, over epochs, samples or steps", cites=("smith2018dont",)
+        name="schedule", help="sizes on a fixed schedule, over epochs, samples or steps", cites=("smith2018dont",)
     )
 
     plan: list[int] = option([16, 32, 64], help="sizes per worker, one after the other", least=1)
@@ -28,7 +28,7 @@ class Schedule(Batch):
     def check(self) -> None:
         if len(self.at) != len(self.plan) - 1 or any(a >= b for a, b in zip(self.at, self.at[1:], strict=False)):
             raise UserError(
-                f"plan = {self.plan} with at = {self.at}: between two sizes there is one point, and points rise"
+                f"plan = {self.plan} with at = {self.at}: give one point between each two sizes, in rising order"
             )
 
     def init_state(self) -> None: ...

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..core.progress_bar import shown
     from ..data.features import feature_array
     from ..data.source import Source
-    from ..partition.engine.strata import strata
+    from ..partition.strata import strata
     from ..partition.study import study
     from ..report.partition_page import write_partition_page
 

@@ -56,6 +56,7 @@ class Comm(ABC):
     rank: int
     size: int
     virtual: bool
+    described: bool = False  # does time follow from a described cluster?
     step: int = 0  # of the loop, for error messages
     seed: int = 0  # of the run: chance on a described cluster follows from it
 

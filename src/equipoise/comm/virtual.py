@@ -218,6 +218,7 @@ class VirtualComm(Comm):
     def __init__(self, world: World, worker: _Worker):
         super().__init__(worker.rank, world.size)
         self._world, self._worker = world, worker
+        self.described = world.cluster.described
         self._chance: FailureModel | None = None  # made when the seed of the run is known
         worker.ledger = self.ledger
 

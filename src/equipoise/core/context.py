@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .clock import Clock
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from ..comm.base import Comm
@@ -40,6 +39,8 @@ class WorkerInfo:
 
     def rng(self, *purpose: int) -> np.random.Generator:
         """A stream that depends on the seed, this worker and the purpose alone: nothing to store, nothing shared."""
+        import numpy as np  # not at the top: the command reads recipes without it
+
         return np.random.default_rng([self.seed, self.rank, *purpose])
 
 

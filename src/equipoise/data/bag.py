@@ -1,4 +1,4 @@
-"""Bags of words, held sparse."""
+"""Bags of words, stored sparsely."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .base import Arrays
 class Bag(Arrays):
     """Counts of words [width] float32, scaled to length 1; made dense a batch at a time.
 
-    SST-2 with 10,000 words would be 2.4 GB in one piece, in every worker. So there is no `x` here: read
-    through `batch` or by index; the classes are in `y` and, as other map-style data has them, in `targets`.
+    SST-2 with 10,000 words would be 2.4 GB as one dense tensor, in every worker. So there is no `x` here: read
+    through `batch` or by index. The classes are in `y` and, as in other map-style data, in `targets`.
     """
 
     def __init__(self, bags: list[list[int]], y: np.ndarray, width: int):
@@ -32,7 +32,7 @@ class Bag(Arrays):
         return list(zip(*self.batch(np.array(indices)), strict=True))
 
     def batch(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        at = np.arange(len(self))[indices]  # numpy's rules for a negative index, and for one too large
+        at = np.arange(len(self))[indices]  # numpy's rules for an index that is negative or too large
         counts = self.ends[at + 1] - self.ends[at]
         rows = np.repeat(np.arange(len(at)), counts)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

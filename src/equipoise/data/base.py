@@ -1,4 +1,4 @@
-"""The contract of a data set: options in, tensors out. Nothing is ever downloaded."""
+"""The contract of a data set: options in, tensors out. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.errors import DataError
 from ..core.method import Configurable
 
 
-class Arrays(Dataset):
+class Arrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Examples held as tensors: inputs `x` and targets `y` with equal first dimension."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor):
@@ -31,16 +31,16 @@ class Arrays(Dataset):
         return [(self.x[i], self.y[i]) for i in indices]
 
     def batch(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The examples at `indices` as one batch: one gather a tensor."""
+        """The examples at `indices` as one batch, by one gather per tensor."""
         index = torch.from_numpy(np.ascontiguousarray(indices))
         return self.x[index], self.y[index]
 
 
 def examples(x: np.ndarray, y: np.ndarray, source: str, limit: int | None = None) -> Arrays:
-    """The first `limit` of the arrays as `Arrays`; none at all, or one that is not finite, is a `DataError`.
+    """The first `limit` examples as `Arrays`; no examples, or a value that is not finite, is a `DataError`.
 
-    `source` names the file, for the message. Checked here, because one NaN among the inputs would show up
-    only as a loss that is NaN on one worker, many steps later.
+    `source` names the file in the message. Checked here, because a NaN among the inputs would otherwise show up
+    only many steps later, as a NaN loss on one worker.
     """
     x, y = x[:limit], y[:limit]
     if len(x) == 0:
@@ -49,20 +49,20 @@ def examples(x: np.ndarray, y: np.ndarray, source: str, limit: int | None = None
         if not np.issubdtype(values.dtype, np.floating):
             continue
         with np.errstate(invalid="ignore", over="ignore"):
-            clean = np.isfinite(values.sum(dtype=np.float64))  # no mask as large as the data when all is well
+            clean = np.isfinite(values.sum(dtype=np.float64))  # a mask as large as the data is made only if this fails
         if not clean:
             bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))
             if len(bad):
                 raise DataError(
                     f"{source}: the {part} of example {bad[0]} (counted from 0) holds NaN or infinity: "
-                    "mend or remove that example"
+                    "fix or remove that example"
                 )
     return Arrays(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y)))
 
 
 @dataclass
 class LoadedData:
-    """What a data set gives: train and test parts, and what a model must know of them."""
+    """A data set in memory: train and test parts, and what a model must know about them."""
 
     train: Arrays
     test: Arrays
@@ -81,4 +81,4 @@ class Data(Configurable):
 
     @abstractmethod
     def load(self) -> LoadedData:
-        """Read it; a missing or damaged file is a `DataError` of one line that names the file and the fix."""
+        """Read the data; a missing or damaged file is a `DataError` of one line that names the file and the fix."""

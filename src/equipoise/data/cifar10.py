@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.errors import DataError, UserError
+from ..core.errors import DataError
+from ..core.extras import require
 from ..core.method import Metadata, option
 from .base import Arrays, Data, LoadedData, examples
 from .files import folder, normalised, read_bytes
@@ -22,7 +23,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 class CIFAR10(Data):
     """50,000 + 10,000 small photographs; inputs [3, 32, 32] float32, normalised by channel, ten classes.
 
-    Files: `cifar10-train.npz` and `cifar10-test.npz` (`jpeg`: all files end to end, image i is
+    Files: `cifar10-train.npz` and `cifar10-test.npz` (`jpeg`: all files concatenated, image i is
     `jpeg[offsets[i]:offsets[i+1]]`, `labels`), else the pickled batches of `cifar-10-batches-py`, in `dir` or
     below it. Source: Krizhevsky (2009).
     """
@@ -34,8 +35,8 @@ class CIFAR10(Data):
     )
 
     dir: str = option("", help="folder with cifar10-{train,test}.npz or with cifar-10-batches-py")
-    limit: int | None = option(None, help="read only the first so many training examples", least=1)
-    test_limit: int | None = option(None, help="read only the first so many test examples", least=1)
+    limit: int | None = option(None, help="read only this many training examples, the first ones", least=1)
+    test_limit: int | None = option(None, help="read only this many test examples, the first ones", least=1)
 
     def load(self) -> LoadedData:
         hint = "the folder with cifar10-train.npz and cifar10-test.npz, or with cifar-10-batches-py"
@@ -54,10 +55,7 @@ class CIFAR10(Data):
 
 
 def _from_npz(path: Path, limit: int | None) -> Arrays:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError(f"{path}: its images are JPEG and need Pillow: pip install equipoise[images]") from None
+    image_module = require("PIL.Image", "images", f"{path}: reading JPEG images")
     try:
         with np.load(io.BytesIO(read_bytes(path, "dir")), allow_pickle=False) as parts:
             jpeg, offsets, labels = (parts[key] for key in ("jpeg", "offsets", "labels"))
@@ -82,7 +80,7 @@ def _from_npz(path: Path, limit: int | None) -> Arrays:
     for i in range(count):
         try:
             file = io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())
-            image = np.asarray(Image.open(file, formats=("JPEG",)).convert("RGB"))
+            image = np.asarray(image_module.open(file, formats=("JPEG",)).convert("RGB"))
         except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error ... for damaged images
             raise DataError(f"{path}: image {i} is damaged ({type(error).__name__}): fetch the file again") from None
         if image.shape != (32, 32, 3):
@@ -93,21 +91,21 @@ def _from_npz(path: Path, limit: int | None) -> Arrays:
 
 def _from_batches(paths: list[Path], limit: int | None) -> Arrays:
     pixels, labels = [], []
-    missing = limit if limit is not None else np.inf
+    wanted = limit if limit is not None else np.inf
     for path in paths:
-        if missing <= 0:
+        if wanted <= 0:
             break
         batch = unpickled(path, "dir")
         try:
             data, classes = batch[b"data"], np.array(batch[b"labels"])
         except (KeyError, IndexError, TypeError, ValueError):
             raise DataError(f"{path}: no arrays named data and labels: not a batch of CIFAR-10") from None
-        rows = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (classes.size, 3072)
-        if classes.ndim != 1 or not rows:
+        is_pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (classes.size, 3072)
+        if classes.ndim != 1 or not is_pixels:
             raise DataError(f"{path}: data must be one row of 3072 bytes for each label: not a batch of CIFAR-10")
         pixels.append(data[:limit])
         labels.append(classes)
-        missing -= len(data)
+        wanted -= len(data)
     return _examples(paths[0], np.concatenate(pixels)[:limit].reshape(-1, 3, 32, 32), np.concatenate(labels)[:limit])
 
 

@@ -1,4 +1,4 @@
-"""Handwritten digits, 8 x 8, bundled with scikit-learn: the data set that is always there."""
+"""Handwritten digits, 8 x 8, bundled with scikit-learn: a data set that needs no download."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..core.extras import require
 from ..core.method import Metadata, option
 from .base import Data, LoadedData, examples
 
@@ -15,7 +16,7 @@ from .base import Data, LoadedData, examples
 class Digits(Data):
     """1,797 digits; inputs [1, 8, 8] float32 in 0..1, ten classes.
 
-    The split is stratified: every class gives the same share to the test part. Source: scikit-learn's
+    The split is stratified: the test part has the same fraction of every class. Source: scikit-learn's
     `load_digits`, the test part of "Optical Recognition of Handwritten Digits" (UCI).
     """
 
@@ -25,26 +26,24 @@ class Digits(Data):
         cites=("alpaydin1998cascading",),
     )
 
-    test: float = option(0.2, help="share of every class that is the test part", above=0, below=1)
+    test: float = option(0.2, help="fraction of every class that is held out for testing", above=0, below=1)
     seed: int = option(0, help="seed of the split", least=0)
-    limit: int | None = option(None, help="keep only the first so many training examples", least=1)
+    limit: int | None = option(None, help="keep only this many training examples, the first ones", least=1)
 
     def load(self) -> LoadedData:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
+        bunch = require("sklearn.datasets", "digits", "the digits data set").load_digits()
         x = (bunch.images / 16).astype(np.float32)[:, None]
         y = bunch.target.astype(np.int64)
-        # Our own split: scikit-learn does not promise the same one in its next version.
+        # Our own split: scikit-learn's may change between versions.
         rng = np.random.default_rng(self.seed)
-        chosen = np.zeros(len(y), bool)
+        is_test = np.zeros(len(y), bool)
         for label in range(10):
             members = rng.permutation(np.flatnonzero(y == label))
-            chosen[members[: round(self.test * len(members))]] = True
+            is_test[members[: round(self.test * len(members))]] = True
         source = f"Digits(test={self.test})"
         return LoadedData(
-            train=examples(x[~chosen], y[~chosen], source, self.limit),
-            test=examples(x[chosen], y[chosen], source),
+            train=examples(x[~is_test], y[~is_test], source, self.limit),
+            test=examples(x[is_test], y[is_test], source),
             task="classify",
             outputs=10,
             shape=(1, 8, 8),

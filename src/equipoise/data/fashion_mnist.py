@@ -23,7 +23,7 @@ class FashionMNIST(Data):
     """60,000 + 10,000 pieces of clothing; inputs [1, 28, 28] float32, normalised, ten classes.
 
     Files: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same with `t10k`, each plain or `.gz`.
-    MNIST itself has the same names and sizes and may be read too. Source: Xiao, Rasul, Vollgraf (2017).
+    MNIST has the same file names and sizes and can be read too. Source: Xiao, Rasul, Vollgraf (2017).
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -31,8 +31,8 @@ class FashionMNIST(Data):
     )
 
     dir: str = option("", help="folder with the four idx files, plain or .gz")
-    limit: int | None = option(None, help="keep only the first so many training examples", least=1)
-    test_limit: int | None = option(None, help="keep only the first so many test examples", least=1)
+    limit: int | None = option(None, help="keep only this many training examples, the first ones", least=1)
+    test_limit: int | None = option(None, help="keep only this many test examples, the first ones", least=1)
 
     def load(self) -> LoadedData:
         hint = "the folder of the four idx files; Debian's package dataset-fashion-mnist holds them"
@@ -65,7 +65,7 @@ def _part(where: Path, name: str, limit: int | None) -> Arrays:
 
 
 def _idx(where: Path, name: str, dimensions: int) -> tuple[Path, np.ndarray]:
-    """The file and its array of bytes; the header must promise exactly what the file holds."""
+    """The file and its array of bytes; the header must match the size of the file."""
     plain = where / name
     path = plain if plain.exists() else where / f"{name}.gz"
     if not path.exists():
@@ -75,13 +75,13 @@ def _idx(where: Path, name: str, dimensions: int) -> tuple[Path, np.ndarray]:
     # Two zero bytes, 8 for unsigned bytes, the number of dimensions: yann.lecun.com's idx format.
     magic = bytes([0, 0, 8, dimensions])
     if raw[:4] != magic:
-        found = raw[:4].hex() or "nothing"
-        raise DataError(f"{path}: begins with {found}, not {magic.hex()}: not the idx file of that name")
+        start = raw[:4].hex() or "nothing"
+        raise DataError(f"{path}: begins with {start}, not {magic.hex()}: not the idx file of that name")
     if len(raw) < head:
         raise DataError(f"{path}: cut short within its header: fetch it again")
     shape = struct.unpack(f">{dimensions}I", raw[4:head])
-    promised = head + math.prod(shape)
-    if len(raw) != promised:
-        state = "cut short" if len(raw) < promised else "too long"
-        raise DataError(f"{path}: {state} ({len(raw)} bytes, its header promises {promised}): fetch it again")
+    expected = head + math.prod(shape)
+    if len(raw) != expected:
+        state = "cut short" if len(raw) < expected else "too long"
+        raise DataError(f"{path}: {state} ({len(raw)} bytes, its header says {expected}): fetch it again")
     return path, np.frombuffer(raw, np.uint8, offset=head).reshape(shape)

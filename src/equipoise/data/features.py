@@ -20,33 +20,32 @@ from torch import nn
 from ..core.errors import DataError, UserError
 from .view import DatasetView
 
-_WORDS = 256  # columns of "bag"; words that share one are counted together
+_WORDS = 256  # columns of "bag"; words whose ids are equal modulo this share a column
 
 
 def feature_array(view: DatasetView, features: Any) -> np.ndarray:
-    """The rows for a view, checked: two dimensions, one row per example, every number finite."""
+    """The features of a data set, checked: two dimensions, one row per example, every number finite."""
     if isinstance(features, str):
         name = features
         if features == "inputs":
-            found = inputs(view)
+            array = inputs(view)
         elif features == "bag":
-            found = bag(view)
+            array = bag(view)
         else:
-            found = _from_file(features)
+            array = _from_file(features)
     elif isinstance(features, Given):
-        name, found = "the features given", features.array
+        name, array = "the features given", features.array
     else:
-        name, found = "the features made by your function", features(view)
-        found = found.detach().cpu().numpy() if isinstance(found, torch.Tensor) else np.asarray(found)
-    if len(found) != view.examples:
-        raise UserError(f"{name}: {len(found)} rows for {view.examples} examples: give one row per example")
-    rows = found.reshape(len(found), -1)
+        name, array = "the features made by your function", _as_array(features(view))
+    if len(array) != view.examples:
+        raise UserError(f"{name}: {len(array)} rows for {view.examples} examples: give one row per example")
+    rows = array.reshape(len(array), -1)
     if rows.dtype.kind not in "fiub":
         raise UserError(f"{name} are of type {rows.dtype}: give numbers")
     if rows.dtype.kind == "f" and not np.isfinite(rows.sum(dtype=np.float64)):
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(bad):
-            raise DataError(f"{name}: the row of example {bad[0]} holds NaN or infinity: mend or remove that example")
+            raise DataError(f"{name}: the row of example {bad[0]} holds NaN or infinity: fix or remove that example")
     return rows
 
 
@@ -62,18 +61,19 @@ def inputs(view: DatasetView) -> np.ndarray:
 
 
 def bag(view: DatasetView) -> np.ndarray:
-    """Word counts of token ids in 256 columns, each row of length one."""
+    """Word counts of token ids in 256 columns, each row scaled to length one."""
     tokens = _columns(view)[0]
     if tokens.dtype.kind not in "iu":
         raise UserError("features='bag' counts token ids and these inputs are not: use features='inputs'")
     tokens = tokens.reshape(len(tokens), -1).astype(np.int64) % _WORDS
     counts = np.zeros((len(tokens), _WORDS), dtype=np.float32)
     np.add.at(counts, (np.arange(len(tokens))[:, None], tokens), 1.0)
-    return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+    normalised: np.ndarray = counts / np.linalg.norm(counts, axis=1, keepdims=True)
+    return normalised
 
 
 def targets(view: DatasetView) -> np.ndarray | None:
-    """The targets of every example, whatever they are; None where the data does not tell."""
+    """The targets of all examples, of any kind; None where the data has none."""
     data = view.data
     for name in ("y", "targets"):
         if hasattr(data, name):
@@ -103,16 +103,21 @@ def _from_file(path: str) -> np.ndarray:
     if not path.endswith(".npy"):
         raise UserError(f"features = {path!r}: takes inputs, bag, or the path of a .npy file")
     try:
-        return np.load(Path(path).expanduser(), mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(Path(path).expanduser(), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DataError(f"features: {path} cannot be read as a .npy array ({type(error).__name__})") from None
+    return array
+
+
+def _as_array(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
 class Given:
-    """An array of features, told apart from others by its contents: `repr` goes into checkpoints."""
+    """An array of features, identified by its contents: its `repr` goes into checkpoints."""
 
     def __init__(self, array: Any):
-        self.array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        self.array = _as_array(array)
         if self.array.ndim == 0:
             raise UserError("features: one row of numbers per example is needed")
 
@@ -128,40 +133,40 @@ class Given:
 
 @dataclass
 class Penultimate:
-    """Runs the data through a model and keeps what enters its last linear layer."""
+    """Runs the data through a model and returns the inputs of its last linear layer."""
 
     model: nn.Module
     batch: int = 256
     device: str = "cpu"
-    _caught: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
+    _captured: list[torch.Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, view: DatasetView) -> np.ndarray:
         from .source import Source
 
         last = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         if not last:
-            raise UserError("penultimate: the model has no linear layer whose input could be taken")
+            raise UserError("penultimate: the model has no linear layer: pass features=ARRAY or your own function")
         source, rows = Source(view.data), []
         training = self.model.training
         self.model.eval()
-        hook = last[-1].register_forward_pre_hook(lambda _, arguments: self._caught.append(arguments[0]))
+        hook = last[-1].register_forward_pre_hook(lambda _, arguments: self._captured.append(arguments[0]))
         try:
             with torch.no_grad():
                 for start in range(0, len(source), self.batch):
                     part = source.batch(np.arange(start, min(start + self.batch, len(source))))
-                    self._caught.clear()
+                    self._captured.clear()
                     self.model((part[0] if isinstance(part, (tuple, list)) else part).to(self.device))
-                    rows.append(self._caught[-1].flatten(1).float().cpu())
+                    rows.append(self._captured[-1].flatten(1).float().cpu())
         finally:
             hook.remove()
-            self._caught.clear()
+            self._captured.clear()
             self.model.train(training)
         return torch.cat(rows).numpy()
 
 
 def penultimate(model: nn.Module, batch: int = 256, device: str = "cpu") -> Callable[[DatasetView], np.ndarray]:
-    """Features from a trained (or even a random) network: what enters its last linear layer.
+    """Features from a trained (or even a random) network: the inputs of its last linear layer.
 
-    The model is run once over the data, in evaluation mode and without gradients, and left as it was.
+    The model runs once over the data, in eval mode and without gradients, and is left unchanged.
     """
     return Penultimate(model, batch, device)

@@ -1,4 +1,4 @@
-"""What the loaders share: files read with errors that name them, words counted, pixels scaled."""
+"""What the loaders share: reading files with errors that name them, ranking words, scaling pixels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..core.errors import DataError
 
 
 def given(value: str, who: str, option: str, hint: str) -> Path:
-    """The path that the user gave as `--data.<option>`; an empty one is refused with the hint."""
+    """The path that the user passed as `--data.<option>`; an empty one is refused with the hint."""
     if not value:
-        raise DataError(f"{who} needs files of yours: pass --data.{option} ({hint}); nothing is downloaded")
-    # A shell leaves the ~ of `--data.dir=~/x` alone, and so does a recipe.
+        raise DataError(f"{who} needs your own files: pass --data.{option} ({hint}); nothing is downloaded")
+    # A shell does not expand the ~ of `--data.dir=~/x`, and neither does a recipe.
     return Path(value).expanduser()
 
 
 def folder(value: str, who: str, hint: str) -> Path:
-    """The folder that the user gave as `--data.dir`."""
+    """The folder that the user passed as `--data.dir`."""
     path = given(value, who, "dir", hint)
     if not path.is_dir():
         raise DataError(f"{path}: not a folder: pass the one with the files of {who} as --data.dir")
@@ -29,7 +29,7 @@ def folder(value: str, who: str, hint: str) -> Path:
 
 
 def read_bytes(path: Path, option: str) -> bytes:
-    """The whole file, unpacked if it is gzip: told by its first bytes, since names lie."""
+    """The contents of the file, unpacked if its first bytes (not its name) say that it is gzip."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -52,10 +52,10 @@ def read_text(path: Path, option: str) -> str:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}): convert it to UTF-8") from None
 
 
-def ranked(counts: Counter[str], room: int | None, least: int = 1) -> list[str]:
-    """The words seen at least `least` times, the most frequent first, equals by alphabet; at most `room`."""
+def ranked(counts: Counter[str], most: int | None, least: int = 1) -> list[str]:
+    """At most `most` words that occur at least `least` times: the most frequent first, ties in alphabetical order."""
     words = (word for word, count in counts.items() if count >= least)
-    return sorted(words, key=lambda word: (-counts[word], word))[:room]
+    return sorted(words, key=lambda word: (-counts[word], word))[:most]
 
 
 def held_out(n: int) -> int:

@@ -1,4 +1,4 @@
-"""Any map-style data as batches by index: tensors are gathered at once, other data sets are collated."""
+"""Batches by index from any map-style data: tensors are gathered, other data sets are collated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
 from ..core.errors import UserError
 from .view import DatasetView
 
 
 class Source:
-    """A data set that gives `(inputs, targets)` for an array of indices."""
+    """A data set that returns `(inputs, targets)` for an array of indices."""
 
     def __init__(self, data: Any):
         if isinstance(data, TensorDataset):
@@ -30,16 +30,18 @@ class Source:
             self.tensors, self.length = None, len(data)
         else:
             raise UserError(
-                f"data of type {type(data).__name__} cannot be indexed: pass (inputs, targets) tensors or a map-style Dataset"
+                f"data of type {type(data).__name__} cannot be indexed: pass (inputs, targets) tensors or a "
+                "map-style Dataset"
             )
         if self.length == 0:
             raise UserError("the data is empty: there is nothing to train on")
-        self.data: Dataset | Any = data
+        self.data: Any = data
 
     def __len__(self) -> int:
         return self.length
 
     def batch(self, indices: np.ndarray) -> Any:
+        """The examples at `indices` as one batch."""
         if self.tensors is not None:
             index = torch.from_numpy(indices)
             return tuple(t[index] for t in self.tensors)
@@ -48,10 +50,11 @@ class Source:
         return default_collate(items)
 
     def view(self) -> DatasetView:
+        """What a partition may see of this data."""
         return DatasetView(len(self), self._labels(), self.data)
 
     def _labels(self) -> np.ndarray | None:
-        """One class per example, where the data has integer targets."""
+        """The class of every example, where the data has integer targets; None otherwise."""
         targets = self.tensors[-1] if self.tensors is not None else getattr(self.data, "targets", None)
         if targets is None:
             return None

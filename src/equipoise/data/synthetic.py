@@ -1,4 +1,4 @@
-"""Made-up data of any size: a Gaussian mixture to classify, or a linear teacher to regress on."""
+"""Synthetic data of any size: a Gaussian mixture to classify, or a linear teacher to regress on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Synthetic(Data):
 
     "classify": class means on the unit sphere, examples around them with deviation `noise`, classes equally
     frequent. "regress": inputs N(0, 1), target [1] float32: inputs times a unit vector plus N(0, noise^2), so
-    that noise^2 is the least mean squared error there is.
+    that noise^2 is the least possible mean squared error.
     """
 
-    metadata: ClassVar[Metadata] = Metadata(name="synthetic", help="made-up regression or classification")
+    metadata: ClassVar[Metadata] = Metadata(name="synthetic", help="synthetic regression or classification")
 
     kind: str = option("classify", help="the task", choices=("classify", "regress"))
-    examples: int = option(2000, help="examples, both parts together", least=2)
+    examples: int = option(2000, help="examples, training and test together", least=2)
     features: int = option(20, help="numbers in an input", least=1)
-    classes: int = option(4, help="classes, where the task has any", least=2)
+    classes: int = option(4, help="classes, for classify", least=2)
     noise: float = option(0.5, help="standard deviation of the noise", least=0, most=1e6)
-    test: float = option(0.2, help="share of the examples that is the test part", above=0, below=1)
-    seed: int = option(0, help="seed of everything drawn", least=0)
+    test: float = option(0.2, help="fraction of the examples that is held out for testing", above=0, below=1)
+    seed: int = option(0, help="seed of everything random", least=0)
 
     def load(self) -> LoadedData:
         rng = np.random.default_rng(self.seed)
@@ -42,7 +42,7 @@ class Synthetic(Data):
             x = rng.standard_normal((self.examples, self.features))
             y = (x @ directions.T + self.noise * rng.standard_normal((self.examples, 1))).astype(np.float32)
         x = x.astype(np.float32)
-        # Drawn independently, so the end of it is as good a test part as any.
+        # Examples are independent, so the last ones are as good a test part as any.
         cut = min(self.examples - 1, max(1, round(self.examples * (1 - self.test))))
         return LoadedData(
             train=examples(x[:cut], y[:cut], "synthetic"),

@@ -1,4 +1,4 @@
-"""Words of plain text files, cut into windows for language models."""
+"""Words of plain-text files, cut into windows for language models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UNKNOWN, END = "<unk>", "<eos>"
 
 @dataclass
 class Text(Data):
-    """Windows of words; inputs [length] int64, targets [length]: the same words, one further on.
+    """Windows of words; inputs [length] int64, targets [length]: the same words, shifted by one.
 
-    Words are split by whitespace and a line ends with `<eos>`. The vocabulary comes from all of the training
-    part, whatever `limit` says: `<unk>` is 0, then words by count, equals by alphabet. Windows do not
+    Words are separated by whitespace and a line ends with `<eos>`. The vocabulary comes from all of the training
+    part, regardless of `limit`: `<unk>` is 0, then words by count, ties in alphabetical order. Windows do not
     overlap. Without a test file the last tenth of the windows is the test part.
     """
 
@@ -31,15 +31,15 @@ class Text(Data):
     test_path: str = option("", help="text file to test on; empty: the last tenth of the windows")
     length: int = option(35, help="words in a window", least=1)
     least_count: int = option(1, help="rarer words become <unk>", least=1)
-    vocabulary: int | None = option(None, help="keep at most so many words, <unk> among them", least=2)
-    limit: int | None = option(None, help="keep only the first so many training windows", least=1)
+    vocabulary: int | None = option(None, help="keep at most this many words, <unk> included", least=2)
+    limit: int | None = option(None, help="keep only this many training windows, the first ones", least=1)
 
     def load(self) -> LoadedData:
         train, test = self._words()
         counts = Counter(train)
         counts.pop(UNKNOWN, None)
-        room = None if self.vocabulary is None else self.vocabulary - 1
-        vocabulary = [UNKNOWN, *ranked(counts, room, self.least_count)]
+        most = None if self.vocabulary is None else self.vocabulary - 1
+        vocabulary = [UNKNOWN, *ranked(counts, most, self.least_count)]
         ids = {word: i for i, word in enumerate(vocabulary)}
         return LoadedData(
             train=self._windows(train, ids, self.path, self.limit),
@@ -58,7 +58,7 @@ class Text(Data):
             return words, self._read(self.test_path, "test_path", 1)
         windows = (len(words) - 1) // self.length
         cut = (windows - held_out(windows)) * self.length
-        # The last target of the one part is the first word of the other.
+        # The last target of the training part is the first word of the test part.
         return words[: cut + 1], words[cut:]
 
     def _read(self, value: str, name: str, windows: int) -> list[str]:
@@ -71,7 +71,7 @@ class Text(Data):
         if len(words) < needed:
             raise DataError(
                 f"{path}: {len(words)} words, but {needed} are the least for windows of {self.length}: "
-                "lower --data.length or pass a longer text"
+                "lower --data.length or pass a longer file"
             )
         return words
 

@@ -1,4 +1,4 @@
-"""Labelled sentences from tab-separated files with a header, as SST-2 comes."""
+"""Labelled sentences from tab-separated files with a header, in the format of SST-2."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Sentence(NamedTuple):
 class TSV(Data):
     """Sentences and their classes. "tokens": inputs [length] int64; "bag": inputs [words] float32, L2 norm 1.
 
-    Words are split by whitespace; word 0 is padding, 1 is unknown, the others go by count in all of the
-    training part, equals by alphabet; column i of a bag counts word i. Classes are the labels in order, as
-    numbers where all are whole numbers. Tabs separate, nothing quotes. Without a test file the last tenth of
+    Words are separated by whitespace; word 0 is padding, 1 is unknown, the others are ranked by count in all of the
+    training part, ties in alphabetical order; column i of a bag counts word i. Classes are the sorted labels, sorted as
+    numbers where all are integers. Tabs separate columns; there is no quoting. Without a test file the last tenth of
     the rows is the test part.
     """
 
@@ -41,9 +41,9 @@ class TSV(Data):
     test_path: str = option("", help="file to test on; empty: the last tenth of the rows")
     text_column: str = option("sentence", help="column of the text")
     label_column: str = option("label", help="column of the class")
-    length: int = option(32, help="words of a sentence that tokens keep; shorter ones are padded", least=1)
-    vocabulary: int = option(10000, help="keep at most so many words, padding and unknown among them", least=3)
-    limit: int | None = option(None, help="keep only the first so many training rows", least=1)
+    length: int = option(32, help="words of a sentence that tokens keep; shorter sentences are padded", least=1)
+    vocabulary: int = option(10000, help="keep at most this many words, padding and unknown included", least=3)
+    limit: int | None = option(None, help="keep only this many training rows, the first ones", least=1)
     features: str = option("tokens", help="what a model sees of a sentence", choices=("tokens", "bag"))
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class TSV(Data):
         for special in (PAD, UNKNOWN):
             counts.pop(special, None)
         vocabulary = [PAD, UNKNOWN, *ranked(counts, self.vocabulary - 2)]
-        # Without padding: models take word 0 for the end of a sentence, and a text may contain "<pad>".
+        # Without padding: models take word 0 for the end of a sentence, and a file may contain the word "<pad>".
         ids = {word: i for i, word in enumerate(vocabulary) if i}
         bag = self.features == "bag"
         return LoadedData(
@@ -84,20 +84,21 @@ class TSV(Data):
         header, *lines = [line.removesuffix("\r").split("\t") for line in read_text(path, name).split("\n")]
         if lines and lines[-1] == [""]:
             lines.pop()
-        for column, words in ((self.text_column, "text_column"), (self.label_column, "label_column")):
+        for column, option_name in ((self.text_column, "text_column"), (self.label_column, "label_column")):
             if column not in header:
-                raise DataError(f"{path}: no column {column!r} for --data.{words}: {did_you_mean(column, header)}")
+                raise DataError(
+                    f"{path}: no column {column!r} for --data.{option_name}: {did_you_mean(column, header)}"
+                )
         at, label_at = header.index(self.text_column), header.index(self.label_column)
         rows = []
         for number, cells in enumerate(lines, start=2):
             if len(cells) != len(header):
                 raise DataError(
-                    f"{path}: line {number} has {len(cells)} columns, the header {len(header)}: "
-                    "mend or remove that line"
+                    f"{path}: line {number} has {len(cells)} columns, the header {len(header)}: fix or remove that line"
                 )
             label = cells[label_at].strip()
             if not label:
-                raise DataError(f"{path}: line {number} has no label: mend or remove it")
+                raise DataError(f"{path}: line {number} has no label: fix or remove it")
             rows.append(Sentence(number, cells[at].split(), label))
         if len(rows) < 2:
             raise DataError(f"{path}: {len(rows)} rows below the header, two are the least: check --data.{name}")
@@ -108,7 +109,7 @@ class TSV(Data):
             if row.label not in classes:
                 raise DataError(
                     f"{source}: line {row.line} has label {row.label!r}, which no training row has: "
-                    "shuffle the rows, mend the label, or pass another --data.test_path"
+                    "shuffle the rows, fix the label, or pass another --data.test_path"
                 )
         y = np.array([classes[row.label] for row in rows], np.int64)
         bags = [[ids.get(word, 1) for word in row.words] for row in rows]
@@ -121,12 +122,12 @@ class TSV(Data):
 
 
 def _classes(rows: list[Sentence], source: str) -> dict[str, int]:
-    """Every label of the training part and its class."""
+    """The class of every label of the training part."""
     labels = {row.label for row in rows}
     if len(labels) < 2:
         raise DataError(f"{source}: every training row has the label {labels.pop()!r}: check --data.label_column")
     try:
-        # The label itself second: "1" and "01" are two classes, and a set has another order in every process.
+        # The label itself breaks ties: "1" and "01" are two classes, and a set has another order in every process.
         order = sorted(labels, key=lambda label: (int(label), label))
     except ValueError:
         order = sorted(labels)

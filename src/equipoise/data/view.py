@@ -1,4 +1,4 @@
-"""What a partition may look at."""
+"""What a partition may see of a data set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..core.errors import UserError
 
 @dataclass
 class DatasetView:
-    """What a partition may look at: how many examples, their class labels (None if they have none), the data itself."""
+    """The number of examples, their class labels (None if they have none), and the data itself."""
 
     examples: int
     labels: np.ndarray | None = None
     data: Any = None
 
     def classes(self, asker: str) -> np.ndarray:
-        """The labels, for a partition that cannot do without."""
+        """The labels; a `UserError` that names the partition `asker` where there are none."""
         if self.labels is None:
             raise UserError(
                 f"partition {asker} needs one class label per example; this data has none: use iid or contiguous"

@@ -1,4 +1,4 @@
-"""How flat is the loss around a model? Usable on any model, loss and data; eval mode, fixed data, error bars."""
+"""How flat is the loss around a model? For any model, loss and data; in eval mode, on fixed data, with error bars."""
 
 from .curvature import largest_eigenvalue as largest_eigenvalue
 from .curvature import trace as trace

@@ -1,4 +1,4 @@
-"""The Hessian of a loss without ever writing it down: its largest eigenvalue and its trace."""
+"""The largest eigenvalue and the trace of the Hessian, from Hessian-vector products only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ def largest_eigenvalue(surface: Surface, *, most: int = 40, tolerance: float = 1
         H q_k = b_{k-1} q_{k-1} + a_k q_k + b_k q_{k+1};   the largest eigenvalue t of the tridiagonal (a, b), with
         eigenvector s, is within |b_k s_k| of an eigenvalue of H
 
-    That residual is the error given; it ends when the residual is below `tolerance` times the value, or after `most`
-    products with H. Every vector is made orthogonal to all before it, twice, so that rounding cannot make copies of the
-    largest eigenvalue; that stores up to `most` vectors in double precision. It approaches the largest from below.
+    The error is that residual. The iteration ends when the residual is below `tolerance` times the value, or after
+    `most` products with H. Every vector is orthogonalised twice against all previous ones, so that rounding cannot
+    create spurious copies of the largest eigenvalue; that stores up to `most` vectors in double precision. The value
+    approaches the largest eigenvalue from below.
     """
     most = min(most, surface.size)
     basis = torch.empty(most, surface.size, dtype=torch.float64)
     following = torch.randn(surface.size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     norm, value, residual = float(following.norm()), 0.0, math.inf
     for k in range(most):
         torch.div(following, norm, out=basis[k])
@@ -33,22 +34,25 @@ def largest_eigenvalue(surface: Surface, *, most: int = 40, tolerance: float = 1
         for _ in range(2):
             w -= basis[: k + 1].T @ (basis[: k + 1] @ w)
         norm = float(w.norm())
-        matrix = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         values, vectors = np.linalg.eigh(matrix)
         value, residual = float(values[-1]), norm * abs(float(vectors[-1, -1]))
         if residual <= tolerance * abs(value) or norm <= 1e-12 * max(1.0, abs(value)):
             break
-        beside.append(norm)
+        off_diagonal.append(norm)
         following = w
     return Estimate(value, residual)
 
 
 def trace(surface: Surface, *, probes: int = 30, seed: int = 0) -> Estimate:
-    """The trace of the Hessian, by Hutchinson's method: the mean of v . H v over random signs v, and its standard error."""
+    """The trace of the Hessian, by Hutchinson's method: the mean of v . H v over random sign vectors v.
+
+    The error is the standard error of that mean.
+    """
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    samples = []
     for _ in range(probes):
         v = torch.randint(0, 2, (surface.size,), generator=generator, dtype=torch.float64) * 2 - 1
-        found.append(float(v @ surface.times_hessian(v)))
-    error = float(np.std(found, ddof=1)) / math.sqrt(probes) if probes > 1 else math.inf
-    return Estimate(float(np.mean(found)), error)
+        samples.append(float(v @ surface.times_hessian(v)))
+    error = float(np.std(samples, ddof=1)) / math.sqrt(probes) if probes > 1 else math.inf
+    return Estimate(float(np.mean(samples)), error)

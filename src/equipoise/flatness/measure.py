@@ -1,4 +1,4 @@
-"""Everything about the flatness of one model in one call."""
+"""All measures of flatness of one model in one call."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .surface import Estimate, Surface, gradient_norm
 
 @dataclass
 class Flatness:
-    """What was found at one model; every number with its error."""
+    """The measures of one model, each with its error."""
 
     examples: int
     loss: float
-    gradient_norm: Estimate  # error: what other examples would change (jackknife)
-    largest_eigenvalue: Estimate  # error: residual, within which there is an eigenvalue
+    gradient_norm: Estimate  # error: from the choice of examples (jackknife)
+    largest_eigenvalue: Estimate  # error: the residual; an eigenvalue is within it
     trace: Estimate  # error: standard error over random probes
     profile: Profile  # loss along filter-normalised directions
 
     def rows(self) -> list[tuple[str, str]]:
+        """Names and values for a table."""
         return [
             ("examples", f"{self.examples:,}"),
             ("loss", f"{self.loss:.5g}"),
@@ -37,11 +38,11 @@ class Flatness:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        found: dict[str, Any] = {"examples": self.examples, "loss": self.loss}
+        table: dict[str, Any] = {"examples": self.examples, "loss": self.loss}
         for name in ("gradient_norm", "largest_eigenvalue", "trace"):
-            found[name] = getattr(self, name)._asdict()
-        found["profile"] = {"distances": self.profile.distances.tolist(), "losses": self.profile.losses.tolist()}
-        return found
+            table[name] = getattr(self, name)._asdict()
+        table["profile"] = {"distances": self.profile.distances.tolist(), "losses": self.profile.losses.tolist()}
+        return table
 
 
 def measure(
@@ -57,9 +58,10 @@ def measure(
     radius: float = 0.5,
     seed: int = 0,
 ) -> Flatness:
-    """The flatness of `loss(model(inputs), targets)` around the model, over `examples` of `data` drawn once (None: all).
+    """The flatness of `loss(model(inputs), targets)` around the model, over `examples` random examples of `data`.
 
-    In eval mode: a model whose BatchNorm statistics are stale (a mean of several models) needs them recomputed first.
+    None takes all examples. In eval mode: a model whose BatchNorm statistics are stale (a mean of several models) needs
+    them recomputed first.
     """
     surface = Surface(model, loss, data, examples=examples, seed=seed)
     return Flatness(

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
+from ..core.extras import require
 from .surface import Surface
 
 
 @dataclass
 class Profile:
-    """Losses (directions, points) at the distances (points); 1 is as long as the weights themselves."""
+    """Losses (directions, points) at the distances (points); a distance of 1 is the length of the weights."""
 
     distances: np.ndarray
     losses: np.ndarray
@@ -27,10 +28,10 @@ class Profile:
 
 
 def filter_normalised(surface: Surface, seed: int) -> list[torch.Tensor]:
-    """A random direction in which every filter (row of a weight) is as long as the model's own; others are zero.
+    """A random direction whose filters (rows of a weight) are as long as the model's; zero for biases and BatchNorm.
 
-    A ReLU network computes the same when a layer is multiplied by 10 and the next divided by it, yet looks ten times flatter
-    to steps of a fixed length: such a direction is scaled along. Biases and the scales of BatchNorm stay.
+    A ReLU network computes the same when one layer is multiplied by 10 and the next divided by 10, yet looks ten times
+    flatter along directions of a fixed length. A filter-normalised direction scales with the layers.
     Reference: Li et al., Visualizing the Loss Landscape of Neural Nets, NeurIPS 2018.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -61,19 +62,15 @@ def profile(surface: Surface, *, directions: int = 5, points: int = 11, radius: 
 
 def draw(profiles: dict[str, Profile], path: str | Path) -> None:
     """Mean and range over directions of each profile, as a picture; its format follows from the file's name."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("drawing needs matplotlib: pip install equipoise[plot]") from None
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    backend = require("matplotlib.backends.backend_agg", "plot", "drawing")
+    figure = require("matplotlib.figure", "plot", "drawing").Figure(figsize=(6, 4), layout="constrained")
+    backend.FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for name, found in profiles.items():
-        (line,) = axes.plot(found.distances, found.losses.mean(0), label=name)
-        low, high = found.losses.min(0), found.losses.max(0)
-        axes.fill_between(found.distances, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(xlabel="distance along a random direction, in lengths of the weights", ylabel="loss")
+    for name, curve in profiles.items():
+        (line,) = axes.plot(curve.distances, curve.losses.mean(0), label=name)
+        low, high = curve.losses.min(0), curve.losses.max(0)
+        axes.fill_between(curve.distances, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel="distance along a random direction, in units of the length of the weights", ylabel="loss")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)

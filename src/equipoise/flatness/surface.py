@@ -1,4 +1,4 @@
-"""The loss of a model as a function of its parameters: value, gradient and curvature, on data that stays the same."""
+"""The loss of a model as a function of its parameters, on fixed data: value, gradient and curvature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..data.source import Source
 
 
 class Estimate(NamedTuple):
-    """A value and how far it may be off."""
+    """A value and its error."""
 
     value: float
     error: float
@@ -28,8 +28,8 @@ class Estimate(NamedTuple):
 class Surface:
     """f(x) = mean loss over fixed examples, as a function of the trainable parameters x.
 
-    Taken in eval mode (BatchNorm's statistics fixed, no dropout), a few hundred examples at a time. The model is left as it
-    was: parameters, gradients, buffers and mode. `loss(model(inputs), targets)` must be a mean over the batch.
+    Computed in eval mode (BatchNorm's statistics fixed, no dropout), `chunk` examples at a time. The model is left
+    unchanged: parameters, gradients, buffers and mode. `loss(model(inputs), targets)` must be a mean over the batch.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Surface:
         self.size = sum(p.numel() for p in self.parameters)
 
     def loss(self) -> float:
+        """f(x)."""
         with self._evaluating(), torch.no_grad():
             return math.fsum(float(loss) * weight for loss, weight in self._losses(self.indices))
 
@@ -65,7 +66,7 @@ class Surface:
         return total
 
     def times_hessian(self, vector: torch.Tensor) -> torch.Tensor:
-        """H v, by differentiating g . v; in double precision as far as the model's own dtype carries."""
+        """H v, by differentiating g . v; summed in double precision, computed in the dtype of the model."""
         pieces = self.like(vector)
         total = torch.zeros(self.size, dtype=torch.float64)
         with self._evaluating():
@@ -80,7 +81,7 @@ class Surface:
 
     def like(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A vector cut into tensors with shape, dtype and device of the parameters."""
-        pieces = vector.split([p.numel() for p in self.parameters])
+        pieces = torch.split(vector, [p.numel() for p in self.parameters])
         return [v.view(p.shape).to(p) for v, p in zip(pieces, self.parameters, strict=True)]
 
     @contextlib.contextmanager
@@ -122,7 +123,7 @@ class Surface:
 
 
 def gradient_norm(surface: Surface, parts: int = 8) -> Estimate:
-    """|gradient f(x)|, with the error that other examples would bring: the jackknife over `parts` parts of the data."""
+    """|gradient f(x)|, with the error from the choice of examples: the jackknife over `parts` parts of the data."""
     pieces = [p for p in np.array_split(np.random.default_rng(0).permutation(surface.indices), parts) if len(p)]
     shares = torch.tensor([len(p) for p in pieces], dtype=torch.float64)
     gradients = torch.stack([surface.gradient(piece) for piece in pieces])

@@ -120,7 +120,6 @@ class attach:
         self._losses: list[float] = []  # since the last logged step
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
         self._claimed = False  # is the log folder this run's?
-        self._began = 0.0  # when the loop went on to the step in progress
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
@@ -147,12 +146,12 @@ class attach:
             self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
             step.follow(self.sampler.order, self.sampler.batch)
         console = Console(self.clock, lambda: None) if self.progress else None
-        self.observer = Observer(self.comm, self.clock, self.log, console=console)
+        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None:
             self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
-        self._began = time.perf_counter()
+        self._since = time.perf_counter()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -160,7 +159,9 @@ class attach:
         if error[0] is None:
             self.sync.finish()
             if self._claimed:
-                self.observer.finished(counters(self.step) | {"models": self._models, "stopped": 0})
+                self.observer.finished(
+                    counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
+                )
         if self._claimed or self.observer.console is not None:
             self.observer.__exit__(*error)
 
@@ -183,14 +184,13 @@ class attach:
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
-        spent = time.perf_counter() - self._began
         self._open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
             self.clock.epoch = self.sampler.epoch
         self.step.begin(self.batch, largest)
-        self._count_seconds(spent)
+        self.step.computed(self.batch, time.perf_counter() - self._since)
         # A worker that has run dry was given an example again: its loss is nobody's.
         if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
@@ -198,13 +198,12 @@ class attach:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step.after()
-        self.clock.seconds += time.perf_counter() - self._began
+        self._count_seconds()
         if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
-        self._began = time.perf_counter()
 
     def _skipped(self) -> None:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
@@ -213,23 +212,11 @@ class attach:
             if self.sampler.order.watches and places is not None:
                 self.sampler.order.observe(places[:0], None)
 
-    def _count_seconds(self, spent: float) -> None:
-        """What this worker's gradient took: simulated seconds where time is simulated."""
-        simulated = self.comm.computed(self.batch)
-        if self.comm.virtual:
-            self.clock.busy += simulated
-        else:
-            self.clock.busy += spent
-            self.comm.ledger.compute += spent
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Evaluations and checkpoints are no part of the step in progress."""
-        entered = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._began += time.perf_counter() - entered
+    def _count_seconds(self) -> None:
+        """The time since the last step ended, or since an evaluation or a checkpoint did, belongs to this step."""
+        now = time.perf_counter()
+        self.clock.seconds += now - self._since
+        self._since = now
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -238,7 +225,7 @@ class attach:
 
         Nothing of the training state changes: parameters and buffers are back when the block ends.
         """
-        with self._aside(), self.comm.uncounted():
+        with self.comm.uncounted():
             vector = vector_of(self.step, name)
             if vector is None:
                 raise UserError(f"{type(self.sync).__name__} has no {name}: evaluate local or mean")
@@ -249,6 +236,7 @@ class attach:
                     yield self.model
             finally:
                 self.model.train(training)
+                self._since = time.perf_counter()
 
     def evaluate(
         self, data: Any, loss: Callable[[Any, Any], torch.Tensor], names: tuple[str, ...] = ("mean", "centre")
@@ -259,10 +247,10 @@ class attach:
         """
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        with self._aside():
-            self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
-            if self._claimed or self.observer.console is not None:
-                self.observer.evaluated(self._models, health(self.step))
+        self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
+        self._since = time.perf_counter()
+        if self._claimed or self.observer.console is not None:
+            self.observer.evaluated(self._models, health(self.step))
         return self._models
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -293,15 +281,15 @@ class attach:
         """
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
-        with self._aside():
-            self._open_log(resumed=False)
-            self.step.refuse_nonfinite_parameters()
-            state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-            state |= self.state_dict()
-            # Those of the average worker, where each takes its own number of steps.
-            steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
-            path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
-            self.observer.emit("checkpoint", path=path.name)
+        self._open_log(resumed=False)
+        self.step.refuse_nonfinite_parameters()
+        state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+        state |= self.state_dict()
+        # Those of the average worker, where each takes its own number of steps.
+        steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
+        path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
+        self.observer.emit("checkpoint", path=path.name)
+        self._since = time.perf_counter()
         return path
 
     def resume(self, step: int | None = None) -> int:
@@ -328,7 +316,7 @@ class attach:
         if self.sampler is not None:
             self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
-        self._began = time.perf_counter()
+        self._since = time.perf_counter()
         return self.clock.step
 
     def state_dict(self) -> dict[str, Any]:

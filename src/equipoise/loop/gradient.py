@@ -36,7 +36,7 @@ def gradient(worker: Worker, indices: np.ndarray) -> float:
     size, watched = worker.job.micro or len(indices), worker.order.watches
     if watched:
         worker.order.watcher.forget()  # a first pass that SAM repeats elsewhere
-        size = min(size, worker.order.watcher.most or size)
+        size = min(size, worker.order.watcher.examples_per_pass or size)
     for start in range(0, len(indices), size):
         part = indices[start : start + size]
         weight = len(part) / len(indices)

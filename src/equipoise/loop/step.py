@@ -1,6 +1,7 @@
 """The one step of a worker: what happens around `optimizer.step()`, in `eq.train` and in a user's own loop alike.
 
-begin -> (forward, backward) -> before: observe, sync.before_step -> optimizer.step() -> after: sync.after_step, count
+    begin -> forward, backward -> computed -> before: observe, sync.before_step
+          -> optimizer.step() -> after: sync.after_step, count
 """
 
 from __future__ import annotations
@@ -97,6 +98,13 @@ class Step:
         self._due = self.lockstep and asked and self.period.due(clock)
         clock.due = self.talks and self._due
         self.comm.step = clock.step + 1
+
+    def computed(self, cost: float, seconds: float) -> None:
+        """The gradient took real `seconds`; on a described cluster, the time of `cost` examples."""
+        simulated = self.comm.computed(cost)
+        self.clock.busy += simulated if self.comm.virtual else seconds
+        if not self.comm.described:
+            self.comm.ledger.compute += seconds
 
     def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.

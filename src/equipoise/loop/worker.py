@@ -131,16 +131,12 @@ class Worker:
 
     def step(self) -> float:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
-        step, comm = self.stepper, self.comm
+        step = self.stepper
         self.indices, places = self.position.take()
         step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()
         loss = backward(self, self.indices)
-        spent = time.perf_counter() - began
-        simulated = comm.computed(len(self.indices) * self.cost)
-        self.clock.busy += simulated if comm.virtual else spent
-        if not self.job.described:
-            comm.ledger.compute += spent
+        step.computed(len(self.indices) * self.cost, time.perf_counter() - began)
         if step.before(loss, places, self.indices.tolist()):
             self.optimizer.step()
         step.after()

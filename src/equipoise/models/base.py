@@ -20,7 +20,7 @@ FITTING: dict[Kind, str] = {
     "tokens": "lstm or transformer",
 }
 
-LEAST_SIDE = 8  # pixels; two halvings must leave something to convolve
+LEAST_SIDE = 8  # pixels; after two poolings there must be pixels left to convolve
 
 
 def kind_of(data: LoadedData) -> Kind:
@@ -38,7 +38,7 @@ class Model(Configurable):
 
     @abstractmethod
     def build(self, data: LoadedData) -> nn.Module:
-        """The module for this data, initialised from torch's global generator; `UserError` for a misfit."""
+        """The module for this data, initialised from torch's global generator; `UserError` if the data does not fit."""
 
     def require(self, data: LoadedData, *kinds: Kind) -> None:
         """Refuse data of another kind and name the models that fit it."""
@@ -52,7 +52,7 @@ class Model(Configurable):
             "vector": "plain numbers",
             "tokens": "words",
         }[kinds[0]]
-        found = "words" if kind == "tokens" else f"inputs of shape {data.shape}"
+        given = "words" if kind == "tokens" else f"inputs of shape {data.shape}"
         bags = kind == "tokens" and data.task == "classify" and "vector" in kinds
         bag = ", or --data.features bag where the data is tsv" if bags else ""
-        raise UserError(f"{name_of(self)} takes {takes}, but the data has {found}: use --model {FITTING[kind]}{bag}")
+        raise UserError(f"{name_of(self)} takes {takes}, but the data has {given}: use --model {FITTING[kind]}{bag}")

@@ -16,8 +16,8 @@ from .base import Model
 class LeNet(Model):
     """[B, C, H, W] images to [B, outputs]: two 5 x 5 convolutions of 6 and 16 channels, then 120, 84.
 
-    From 32 x 32 on the classical one, without padding: 62,006 parameters on CIFAR-10, as in the ablation of
-    CD-GraB (Cooper et al., 2023). Smaller images, down to 8 x 8, are padded to keep their size.
+    For images of 32 x 32 and larger the classical network, without padding: 62,006 parameters on CIFAR-10, as in the
+    ablation of CD-GraB (Cooper et al., 2023). Smaller images, down to 8 x 8, are padded to keep their size.
     Source: LeCun, Bottou, Bengio, Haffner (1998).
     """
 

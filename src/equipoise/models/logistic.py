@@ -15,10 +15,10 @@ from .base import Model
 
 @dataclass
 class Logistic(Model):
-    """[B, ...] numbers to [B, outputs] logits (or predictions), all of the input flattened.
+    """[B, ...] numbers to [B, outputs] logits (or predictions), the input flattened.
 
-    Starts at zero, where all classes are equally likely; the loss is convex, so the start does not matter
-    for where it ends.
+    Initialised at zero, where all classes are equally likely. The loss is convex, so the minimum does not depend on
+    the initialisation.
     """
 
     metadata: ClassVar[Metadata] = Metadata(name="logistic", help="one linear layer")

@@ -17,8 +17,8 @@ from .base import Model
 class LSTM(Model):
     """[B, T] words to [B, T, V] logits of the next word, or to [B, classes] from the last word's state.
 
-    Every window starts from a zero state, so examples are independent and may come in any order. Dropout acts
-    on embeddings, between layers and before the output, as in Zaremba et al. (2014); tied weights: Press and
+    Every window starts from a zero state, so examples are independent and may come in any order. Dropout is applied
+    to embeddings, between layers and before the output, as in Zaremba et al. (2014); tied weights: Press and
     Wolf (2017).
     """
 
@@ -28,7 +28,7 @@ class LSTM(Model):
 
     width: int = option(32, help="size of embeddings and states", least=1)
     layers: int = option(2, help="LSTM layers", least=1)
-    dropout: float = option(0.0, help="probability of dropping a number", least=0, below=1)
+    dropout: float = option(0.0, help="dropout probability", least=0, below=1)
     tied: bool = option(True, help="language models: the output shares the weights of the embedding")
 
     def build(self, data: LoadedData) -> nn.Module:
@@ -61,7 +61,8 @@ class _LSTMNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         states, _ = self.lstm(self.dropout(self.embedding(x)))
         if not self.language:
-            # Padding (word 0) lies at the end; a sentence without words is read as one padding word.
+            # Padding (word 0) is at the end; a sentence without words is read as one padding word.
             last = ((x != 0).sum(dim=1) - 1).clamp(min=0)
             states = states[torch.arange(len(x), device=x.device), last]
-        return self.head(self.dropout(states))
+        logits: torch.Tensor = self.head(self.dropout(states))
+        return logits

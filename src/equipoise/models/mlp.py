@@ -16,7 +16,7 @@ from .base import Model
 
 @dataclass
 class MLP(Model):
-    """[B, ...] numbers to [B, outputs] logits (or predictions), all of the input flattened."""
+    """[B, ...] numbers to [B, outputs] logits (or predictions), the input flattened."""
 
     metadata: ClassVar[Metadata] = Metadata(name="mlp", help="fully connected layers with ReLU")
 

@@ -20,8 +20,9 @@ from .base import Model
 class ResNet(Model):
     """[B, C, H, W] images to [B, outputs]: three stages of `width`, 2 and 4 times `width` channels.
 
-    Shortcuts have no parameters: every second pixel, new channels zero (option A of the paper), so that 20
-    layers on CIFAR-10 are its 0.27 million parameters. Source: He, Zhang, Ren, Sun (2016), section 4.2.
+    Shortcuts have no parameters: they take every second pixel and pad new channels with zeros (option A of the paper),
+    so that 20 layers have the paper's 0.27 million parameters on CIFAR-10.
+    Source: He, Zhang, Ren, Sun (2016), section 4.2.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -30,7 +31,7 @@ class ResNet(Model):
 
     depth: int = option(8, help="layers: 8, 14, 20, ... (6n + 2)", least=8)
     width: int = option(16, help="channels of the first stage", least=1)
-    # BatchNorm's statistics come from one worker's share; with skewed shares GroupNorm is the fairer choice.
+    # BatchNorm's statistics come from one worker's examples; with non-IID partitions GroupNorm is the safer choice.
     norm: str = option("batch", help="BatchNorm, or GroupNorm with up to 8 groups", choices=("batch", "group"))
 
     def check(self) -> None:

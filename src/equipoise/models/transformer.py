@@ -19,8 +19,8 @@ from .base import Model
 class Transformer(Model):
     """[B, T] words to [B, T, V] logits of the next word, or to [B, classes] from the mean over the words.
 
-    Causal attention, learned positions, LayerNorm before each part, GELU of four times the width, initialised
-    as GPT-2 (Radford et al., 2019); tied weights: Press and Wolf (2017).
+    Causal attention, learned positions, LayerNorm before each sublayer, GELU of four times the width, initialised
+    like GPT-2 (Radford et al., 2019); tied weights: Press and Wolf (2017).
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -30,7 +30,7 @@ class Transformer(Model):
     width: int = option(64, help="size of embeddings", least=1)
     heads: int = option(2, help="attention heads; must divide the width", least=1)
     layers: int = option(2, help="blocks", least=1)
-    dropout: float = option(0.0, help="probability of dropping a number", least=0, below=1)
+    dropout: float = option(0.0, help="dropout probability", least=0, below=1)
     tied: bool = option(True, help="language models: the output shares the weights of the embedding")
 
     def check(self) -> None:
@@ -59,7 +59,7 @@ class _TransformerNet(nn.Module):
         self.head = nn.Linear(options.width, data.outputs, bias=not self.language)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
-                # The residual stream sums 2 * layers outputs: smaller ones at the start keep the sum small.
+                # The residual stream sums 2 * layers outputs: smaller initial weights keep the sum small.
                 deep = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * options.layers) ** 0.5 if deep else 0.02)
             elif name.endswith("bias"):
@@ -69,12 +69,13 @@ class _TransformerNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.dropout(self.embedding(x) + self.positions[: x.shape[1]])
-        # No mask for padding (word 0): it lies at the end, where causal attention from the words never looks.
+        # No mask for padding (word 0): it is at the end, where causal attention from the words never reaches.
         h = self.norm(self.blocks(h))
         if not self.language:
             words = (x != 0).to(h.dtype).unsqueeze(-1)
             h = (h * words).sum(dim=1) / words.sum(dim=1).clamp(min=1)
-        return self.head(h)
+        logits: torch.Tensor = self.head(h)
+        return logits
 
 
 class _TransformerBlock(nn.Module):
@@ -95,4 +96,5 @@ class _TransformerBlock(nn.Module):
         p = self.p if self.training else 0.0
         attended = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         h = h + self.dropout(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
-        return h + self.dropout(self.down(F.gelu(self.up(self.norm2(h)))))
+        added: torch.Tensor = self.dropout(self.down(F.gelu(self.up(self.norm2(h)))))
+        return h + added

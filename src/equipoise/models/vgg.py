@@ -15,11 +15,12 @@ from .base import Model
 
 @dataclass
 class VGG(Model):
-    """[B, C, H, W] images to [B, outputs]: stages of two convolutions and a pooling, channels doubling, then one hidden layer.
+    """[B, C, H, W] images to [B, outputs]: stages of two convolutions and a pooling, then one hidden layer.
 
-    As configuration A of the paper narrowed down to small images; no shortcuts, so it is sharper and harder to train than
-    a ResNet of its size. The default has 0.2 million parameters on CIFAR-10. Every stage halves the image: there are
-    fewer of them where it is too small. Source: Simonyan and Zisserman (2015).
+    Channels double from stage to stage. Configuration A of the paper, scaled down to small images; without shortcuts,
+    so its minima are sharper and it is harder to train than a ResNet of its size. The default has 0.2 million
+    parameters on CIFAR-10. Every stage halves the image, so small images get fewer stages.
+    Source: Simonyan and Zisserman (2015).
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -27,13 +28,13 @@ class VGG(Model):
     )
 
     width: int = option(16, help="channels of the first stage", least=1)
-    stages: int = option(3, help="of two convolutions and a pooling each", least=1, most=5)
+    stages: int = option(3, help="stages of two convolutions and a pooling", least=1, most=5)
     hidden: int = option(128, help="units of the hidden layer", least=1)
-    # BatchNorm's statistics come from one worker's share; with skewed shares GroupNorm is the fairer choice.
+    # BatchNorm's statistics come from one worker's examples; with non-IID partitions GroupNorm is the safer choice.
     norm: str = option(
         "batch", help="BatchNorm, GroupNorm with up to 8 groups, or none", choices=("batch", "group", "none")
     )
-    dropout: float = option(0.0, help="before the last layer", least=0, below=1)
+    dropout: float = option(0.0, help="dropout probability before the last layer", least=0, below=1)
 
     def build(self, data: LoadedData) -> nn.Module:
         self.require(data, "image")

@@ -21,24 +21,25 @@ class Order(Method):
 
     axis: ClassVar[str] = "order"
 
-    watches: ClassVar[bool] = False  # does it learn from gradients? Then it has a `watcher`.
+    watches: ClassVar[bool] = False  # does it learn from gradients? Then it has a `watcher`
     coordinated: ClassVar[bool] = False  # do workers communicate about it at every step?
 
     def watch_through(self, signal: Signal) -> None:
-        """Called by `init_state` of an order that learns: what it sees gradients through."""
+        """Called by `init_state` of an order that learns: the signal that gives it gradients."""
         self._watcher = signal.bind(self.context)
 
     @property
     def watcher(self) -> Signal:
+        """The signal that this order learns from."""
         return self._watcher
 
     @abstractmethod
     def epoch(self, number: int) -> np.ndarray:
-        """The positions in the order in which epoch `number` visits them. All workers ask together."""
+        """The positions in the order in which epoch `number` visits them. Collective: all workers call it."""
 
     @abstractmethod
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
-        """What the watcher saw of the examples at `positions`.
+        """Learn from the gradients of the examples at `positions`.
 
-        Called after every step on all workers together; a worker whose step did not count passes no positions and None.
+        Called after every step, on all workers; a worker whose step was skipped passes no positions and None.
         """

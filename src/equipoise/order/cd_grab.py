@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -11,35 +11,45 @@ import torch
 from ..core.errors import WorkerError
 from ..core.method import Metadata, option
 from ..signal.base import GradientView
-from ..signal.layers import Layers
-from .balance import NOTHING, PAIR, Decide, Decided, alone
-from .balanced import Balanced
-from .balancer import Balancer
-from .coordinate import by_factors, by_rows, by_shards, by_stale, turns_of
-from .factors import Room, forms_of, merged, room_of, slices_of
+from ..signal.factor_view import FactorView
+from .balanced_order import BalancedOrder
+from .coordinate import Coordinated, by_factors, by_rows, by_shards, by_stale, interleaved
+from .epoch_builder import EpochBuilder
+from .factor_messages import BufferLayout, layer_layouts, local_slices, merge_layouts
+from .sign_terms import NO_TERMS, PAIR, ChooseSign, Floats, TermSigns, sign_locally
 
-_SHORT = 1 << 14  # numbers of a vector that is simply sent to everybody,
-_FEW = 1 << 12  # and of all vectors of a step that are not worth a thought
-_TOGETHER = 8  # steps at the most whose short vectors go round in one message
+_SHORT = 1 << 14  # numbers of a vector that is sent to every worker as it is,
+_FEW = 1 << 12  # and of all vectors of a step, below which no other way is considered
+_TOGETHER = 8  # most steps whose short vectors share one message
+
+
+class FirstStep(NamedTuple):
+    """What a worker has in the first step with a pair: from this all workers choose the same way."""
+
+    terms: int
+    dimension: int
+    double: bool
+    layout: BufferLayout | None  # None where factors cannot be exchanged
+    steps: int  # in an epoch
 
 
 @dataclass
-class CDGraB(Balanced):
+class CDGraB(BalancedOrder):
     """PairBalance over all workers: one running sum, the workers' pairs in sequence, each keeps its own examples.
 
         for every pair of steps, for w = 1..W:  v = g_w(2k-1) - g_w(2k),  s = -sign <S, v>,  S <- S + s v,
                                                 worker w's pair goes to the two ends of its next epoch
 
-    The sum over workers stays balanced, so its floor does not grow with their number (`IDGraB`'s grows like its
+    The sum over workers stays balanced, so its floor does not grow with the world size (`IDGraB`'s grows like its
     square root). There is no server and no gather of gradients. `coordinate`:
 
-    - factors: the layers' inputs and output gradients go round, and every worker holds a slice of S. Exact;
-    - shards: every worker holds a slice of S and gets that slice of the differences. Exact, for any layers;
-    - stale: all workers decide against the S of the step's beginning; one sum a step. Not exact;
-    - auto: the cheaper exact one, by the bytes of the first step. Sketches are short and are simply sent to everybody,
-      those of eight steps in one message: signs are needed at the end of an epoch only, and come out the same.
+    - factors: workers exchange the layers' inputs and output gradients, and every worker holds a slice of S. Exact;
+    - shards: every worker holds a slice of S and receives that slice of the differences. Exact, for any layers;
+    - stale: all workers choose signs against S as it was before the step; one all-reduce per step. Not exact;
+    - auto: the cheaper exact one, by the bytes of the first step. Sketches are short and are sent to every worker,
+      those of eight steps in one message: signs are needed only at the end of an epoch, and are the same.
 
-    All workers decide all signs; a hash of them is compared after every epoch. With one worker it is `PairBalance`.
+    All workers compute all signs; a hash of them is compared after every epoch. With one worker it is `PairBalance`.
 
     Reference: Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa, Coordinating Distributed Example Orders for Provably
     Accelerated Training, NeurIPS 2023.
@@ -50,123 +60,136 @@ class CDGraB(Balanced):
     )
 
     coordinated: ClassVar[bool] = True
-    STATE: ClassVar[tuple[str, ...]] = (*Balanced.STATE, "mode", "evidence", "room", "pending", "delay")
+    STATE: ClassVar[tuple[str, ...]] = (
+        *BalancedOrder.STATE,
+        "mode",
+        "digest",
+        "capacity",
+        "layout",
+        "pending",
+        "delay",
+    )
 
     coordinate: str = option("auto", help="how workers agree on signs", choices=("auto", "factors", "shards", "stale"))
 
-    def make(self) -> Balancer:
-        self.mode = ""  # chosen at the first step that has a pair
-        self.evidence = ""  # a hash of all signs so far
-        self.room: Any = 1  # of a message: terms of one worker in one step at the most so far, or what factors need
-        self.pending: list[torch.Tensor] = []  # short differences of the steps that the others have not seen yet,
-        self.delay = 1  # and how many such steps go round together
-        return Balancer(self.context, PAIR, self.group, self.sign, self.together, ending=self.end)
+    def make_builder(self) -> EpochBuilder:
+        self.mode = ""  # chosen at the first step with a pair
+        self.digest = ""  # a hash of all signs so far
+        self.capacity = 1  # mode rows: most terms of one worker in one step so far
+        self.layout: dict[str, Any] | None = None  # mode factors: of the message, as `BufferLayout.to_dict` gives it
+        self.pending: list[torch.Tensor] = []  # mode rows: differences of the steps that have not been sent yet,
+        self.delay = 1  # and how many steps share a message
+        return EpochBuilder(self.context, PAIR, self.group, self.sign, self.sign_together, end_epoch=self.end_epoch)
 
-    def together(
-        self, total: torch.Tensor | None, view: GradientView | None, terms: np.ndarray, decide: Decide
-    ) -> tuple[torch.Tensor | None, Decided]:
+    def sign_together(
+        self, total: torch.Tensor | None, view: GradientView | None, terms: Floats, choose_sign: ChooseSign
+    ) -> tuple[torch.Tensor | None, TermSigns]:
+        """The signer of the builder: this worker's signs, in the sequence over all workers."""
         comm = self.context.comm
         if comm.size == 1:
-            return alone(total, view, terms, decide)
+            return sign_locally(total, view, terms, choose_sign)
         if total is None:
             total = self._begin(view, len(terms))
         if total is None:
-            return None, NOTHING
+            return None, NO_TERMS
         if self.mode == "stale":
-            decided = by_stale(comm, total, view, terms, decide)
-            self._keep_evidence(total.detach().cpu().numpy()[:1024].tobytes())
-            return total, decided
-        if self.mode == "factors":
-            assert view is None or isinstance(view, Layers)
-            decided, counts, room = by_factors(comm, total, view, terms, room_of(self.room), decide)
-            self.room = room.plain()
-        elif self.mode == "rows":
+            signed = by_stale(comm, total, view, terms, choose_sign)
+            self._update_digest(total.detach().cpu().numpy()[:1024].tobytes())
+            return total, signed
+        if self.mode == "rows":
             weights = torch.as_tensor(terms, dtype=total.dtype, device=total.device)
-            nothing = total.new_zeros(0, len(total))
-            self.pending.append(view.vectors(weights) if view is not None and len(terms) else nothing)
-            return total, self._send_pending(total, decide) if len(self.pending) >= self.delay else NOTHING
+            no_rows = total.new_zeros(0, len(total))
+            self.pending.append(view.vectors(weights) if view is not None and len(terms) else no_rows)
+            return total, self._send_pending(total, choose_sign) if len(self.pending) >= self.delay else NO_TERMS
+        if self.mode == "factors":
+            assert self.layout is not None
+            assert view is None or isinstance(view, FactorView)
+            layout = BufferLayout.from_dict(self.layout)
+            coordinated, layout = by_factors(comm, total, view, terms, layout, choose_sign)
+            self.layout = layout.to_dict()
         else:
-            decided, counts = by_shards(comm, total, view, terms, decide)
-        return total, self._own(decided, counts)
+            coordinated = by_shards(comm, total, view, terms, choose_sign)
+        return total, self._own(coordinated)
 
-    def _send_pending(self, total: torch.Tensor, decide: Decide) -> Decided:
-        found = by_rows(self.context.comm, total, self.pending, self.room, decide)
+    def _send_pending(self, total: torch.Tensor, choose_sign: ChooseSign) -> TermSigns:
+        steps = by_rows(self.context.comm, total, self.pending, self.capacity, choose_sign)
         self.pending = []
-        self.room = max(self.room, *(max(counts) for _, counts in found))
-        own = [self._own(decided, counts) for decided, counts in found]
-        cross = [one.cross for one in own if not math.isnan(one.cross)]
-        return Decided(
-            np.concatenate([one.signs for one in own]),
-            np.concatenate([one.squares for one in own]),
+        self.capacity = max(self.capacity, *(max(step.counts) for step in steps))
+        own = [self._own(step) for step in steps]
+        cross = [signed.cross for signed in own if not math.isnan(signed.cross)]
+        return TermSigns(
+            np.concatenate([signed.signs for signed in own]),
+            np.concatenate([signed.squares for signed in own]),
             sum(cross) / len(cross) if cross else math.nan,
         )
 
-    def _own(self, decided: Decided, counts: list[int]) -> Decided:
-        """This worker's part of what was decided for all, which is kept as evidence."""
-        self._keep_evidence(decided.signs.tobytes())
-        own = [place for place, (_, w) in enumerate(turns_of(counts)) if w == self.context.rank]
-        return Decided(decided.signs[own], decided.squares[own], decided.cross)
+    def _own(self, coordinated: Coordinated) -> TermSigns:
+        """This worker's part of the signs of all workers, which go into the digest."""
+        signed = coordinated.signed
+        self._update_digest(signed.signs.tobytes())
+        own = [index for index, (_, w) in enumerate(interleaved(coordinated.counts)) if w == self.context.rank]
+        return TermSigns(signed.signs[own], signed.squares[own], signed.cross)
 
     def _begin(self, view: GradientView | None, terms: int) -> torch.Tensor | None:
-        """Choose a way together and make S, at the first step in which somebody has a pair."""
-        about = None
+        """At the first step in which any worker has a pair: choose a mode together and allocate S."""
+        own = None
         if view is not None:
-            forms = forms_of(view) if isinstance(view, Layers) else None
-            needed = None if forms is None else Room(view.items, terms, forms).plain()
-            steps = self.balancer.terms // max(1, terms)
-            about = (terms, view.dimension, view.zeros().dtype == torch.float64, needed, steps)
-        rows = [row for row in self.context.comm.gather_objects(about) if row is not None]
-        most = max((row[0] for row in rows), default=0)
+            layers = layer_layouts(view) if isinstance(view, FactorView) else None
+            needed = None if layers is None else BufferLayout(view.items, terms, layers)
+            steps = self.builder.terms // max(1, terms)
+            own = FirstStep(terms, view.dimension, view.zeros().dtype == torch.float64, needed, steps)
+        rows: list[FirstStep] = [row for row in self.context.comm.gather_objects(own) if row is not None]
+        most = max((row.terms for row in rows), default=0)
         if not most:
             return None
-        _, dimension, double, *_ = rows[0]
-        # A quarter of an epoch at the most: what waits for its sign is not in `herding` yet.
-        self.delay = min(_TOGETHER, max(1, min(row[4] for row in rows) // 4))
-        room = (
-            None
-            if any(row[3] is None for row in rows)
-            else merged([room_of(row[3]) for row in rows], self.context.size)
-        )
-        self.mode = self._choose(most, dimension, room)
+        dimension, double = rows[0].dimension, rows[0].double
+        # A quarter of an epoch at the most: terms whose signs are pending are not in `herding` yet.
+        self.delay = min(_TOGETHER, max(1, min(row.steps for row in rows) // 4))
+        layouts = [row.layout for row in rows if row.layout is not None]
+        layout = merge_layouts(layouts, self.context.size) if len(layouts) == len(rows) else None
+        self.mode = self._choose(most, dimension, layout)
         if self.mode == "factors":
-            assert room is not None
-            self.room = room.plain()
-            dimension = slices_of(self.context.comm, room).dimension
+            assert layout is not None
+            self.layout = layout.to_dict()
+            dimension = local_slices(self.context.comm, layout).dimension
         flat = self.context.flat
         device = view.zeros().device if view is not None else flat.x.device if flat is not None else None
         return torch.zeros(dimension, dtype=torch.float64 if double else torch.float32, device=device)
 
-    def _choose(self, terms: int, dimension: int, room: Room | None) -> str:
-        """By the numbers that a worker sends to another in a step; no `room`: factors cannot go round."""
+    def _choose(self, terms: int, dimension: int, layout: BufferLayout | None) -> str:
+        """By the numbers that one worker sends to another in a step. No `layout`: factors cannot be exchanged."""
         if self.coordinate in ("stale", "shards"):
             return self.coordinate
         if self.signal == "forward" and self.coordinate == "auto":
-            return "stale"  # a difference would take a backward pass of its own
-        ways = {"shards": terms * dimension / self.context.size}
-        if room is not None:
-            ways["factors"] = room.items * room.width
-        if self.coordinate == "factors" and room is not None:
+            return "stale"  # each difference would take a backward pass of its own
+        sent = {"shards": terms * dimension / self.context.size}
+        if layout is not None:
+            sent["factors"] = layout.items * layout.width
+        if self.coordinate == "factors" and layout is not None:
             return "factors"
         if dimension <= _SHORT:
-            ways["rows"] = 0 if terms * dimension <= _FEW else terms * dimension
-            del ways["shards"]
-        return min(ways, key=lambda name: ways[name])
+            sent["rows"] = 0 if terms * dimension <= _FEW else terms * dimension
+            del sent["shards"]
+        return min(sent, key=lambda mode: sent[mode])
 
-    def _keep_evidence(self, known: bytes) -> None:
-        self.evidence = hashlib.sha256(self.evidence.encode() + known).hexdigest()
+    def _update_digest(self, data: bytes) -> None:
+        self.digest = hashlib.sha256(self.digest.encode() + data).hexdigest()
 
-    def end(self, total: torch.Tensor | None) -> Decided:
-        """The last signs of an epoch, after which all workers have decided alike, or somebody's arithmetic differs and
-        every order from here on is worthless.
+    def end_epoch(self, total: torch.Tensor | None) -> TermSigns:
+        """The last signs of an epoch; then compare the digests of all workers.
+
+        Where they differ, the workers' arithmetic differs and every order from here on is worthless.
         """
-        decided = self._send_pending(total, self.balancer.decide) if self.pending and total is not None else NOTHING
-        everybody = self.context.comm.gather_objects(self.evidence)
-        for rank, other in enumerate(everybody):
-            if other != everybody[0]:
+        signed = NO_TERMS
+        if self.pending and total is not None:
+            signed = self._send_pending(total, self.builder.choose_sign)
+        digests = self.context.comm.gather_objects(self.digest)
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
                 raise WorkerError(
-                    f"worker {rank} decided other signs than worker 0 in epoch {self.balancer.number}: all workers must run the same "
-                    "version on the same kind of machine; use --order id-grab where they cannot",
+                    f"worker {rank} computed other signs than worker 0 in epoch {self.builder.number}: all workers "
+                    "must run the same version on the same kind of machine; use --order id-grab where they cannot",
                     rank,
                     self.context.clock.step,
                 )
-        return decided
+        return signed

@@ -1,183 +1,196 @@
-"""Signs for the terms of all workers in one sequence: term 0 of worker 0, 1, ..., term 1 of worker 0, 1, ...
+"""Signs for the terms of all workers in one sequence: term 0 of rank 0, 1, ..., then term 1 of rank 0, 1, ...
 
-Nothing here gathers gradients. Every function changes `total` (S) in place and returns what was decided for all
-workers, in that sequence, the same on every worker.
+No function here gathers gradients. Each one updates `total` (S) in place and returns the signs of all workers' terms
+in that sequence, the same on every worker.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..comm.base import Comm
 from ..signal.base import GradientView
-from ..signal.layers import Layers
-from .balance import NOTHING, Decide, Decided, balance, in_sequence
-from .factors import Room, fits, message_of, slices_of
-
-Turns = list[tuple[int, int]]  # (term, worker) in sequence
+from ..signal.factor_view import FactorView
+from .factor_messages import BufferLayout, local_slices, pack_message
+from .sign_terms import NO_TERMS, ChooseSign, Floats, TermSigns, sign_sequentially, sign_terms
 
 
-def turns_of(counts: list[int]) -> Turns:
+class Coordinated(NamedTuple):
+    """The signs of all workers' terms, and how many terms each worker had."""
+
+    signed: TermSigns
+    counts: list[int]
+
+
+def interleaved(counts: list[int]) -> list[tuple[int, int]]:
+    """(term, rank) in the sequence in which all workers' terms get their signs."""
     return [(k, w) for k in range(max(counts, default=0)) for w, count in enumerate(counts) if k < count]
 
 
 @torch.no_grad()
 def by_shards(
-    comm: Comm, total: torch.Tensor, view: GradientView | None, terms: np.ndarray, decide: Decide
-) -> tuple[Decided, list[int]]:
-    """Each worker holds one slice of S: it gets that slice of every difference, and partial products are summed.
+    comm: Comm, total: torch.Tensor, view: GradientView | None, terms: Floats, choose_sign: ChooseSign
+) -> Coordinated:
+    """Each worker holds one slice of S and receives that slice of every difference; partial products are summed.
 
-    A worker sends its difference once, cut into slices, instead of to everybody: (W - 1) / W vectors a term.
-    Afterwards only the own slice of `total` is up to date. Gives the number of each worker's terms too.
+    A worker sends its difference once, in slices, and not to every worker: (W - 1) / W vectors per term. Afterwards
+    only the own slice of `total` is up to date.
     """
     counts = comm.gather(torch.tensor([len(terms)])).flatten().tolist()
     if not any(counts):
-        return NOTHING, counts
-    cuts = [len(total) * r // comm.size for r in range(comm.size + 1)]
-    mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
+        return Coordinated(NO_TERMS, counts)
+    bounds = [len(total) * r // comm.size for r in range(comm.size + 1)]
+    own = slice(bounds[comm.rank], bounds[comm.rank + 1])
     signs: list[float] = []
     squares: list[float] = []
     for k in range(max(counts)):
         senders = [w for w, count in enumerate(counts) if k < count]
-        incoming = {w: torch.empty_like(total[mine]) for w in senders if w != comm.rank}
+        slices = {w: torch.empty_like(total[own]) for w in senders if w != comm.rank}
         outgoing = {}
         if comm.rank in senders:
             assert view is not None
-            made = view.vector(torch.as_tensor(terms[k], dtype=total.dtype, device=total.device))
-            outgoing = {w: made[cuts[w] : cuts[w + 1]] for w in range(comm.size) if w != comm.rank}
-            incoming[comm.rank] = made[mine]
-        theirs = {w: piece for w, piece in incoming.items() if w != comm.rank}
-        comm.exchange(outgoing, theirs).wait()
-        rows = torch.stack([incoming[w] for w in senders])
-        numbers = comm.sum(torch.cat([rows @ total[mine], (rows @ rows.T).flatten()]).double()).cpu().numpy()
+            vector = view.vector(torch.as_tensor(terms[k], dtype=total.dtype, device=total.device))
+            outgoing = {w: vector[bounds[w] : bounds[w + 1]] for w in range(comm.size) if w != comm.rank}
+            slices[comm.rank] = vector[own]
+        incoming = {w: received for w, received in slices.items() if w != comm.rank}
+        comm.exchange(outgoing, incoming).wait()
+        rows = torch.stack([slices[w] for w in senders])
+        numbers = comm.sum(torch.cat([rows @ total[own], (rows @ rows.T).flatten()]).double()).cpu().numpy()
         count = len(senders)
-        decided = in_sequence(numbers[:count], numbers[count:].reshape(count, count), decide)
-        total[mine].addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
-        signs += decided.signs.tolist()
-        squares += decided.squares.tolist()
-    return Decided(np.array(signs), np.array(squares), decided.cross), counts
+        signed = sign_sequentially(numbers[:count], numbers[count:].reshape(count, count), choose_sign)
+        total[own].addmv_(rows.T, torch.as_tensor(signed.signs, dtype=total.dtype, device=total.device))
+        signs += signed.signs.tolist()
+        squares += signed.squares.tolist()
+    return Coordinated(TermSigns(np.array(signs), np.array(squares), signed.cross), counts)
 
 
 @torch.no_grad()
 def by_rows(
-    comm: Comm, total: torch.Tensor, steps: list[torch.Tensor], room: int, decide: Decide
-) -> list[tuple[Decided, list[int]]]:
-    """Short vectors (sketches): everybody gets the differences of all workers and decides alike, a step after the other.
+    comm: Comm, total: torch.Tensor, steps: list[torch.Tensor], capacity: int, choose_sign: ChooseSign
+) -> list[Coordinated]:
+    """Short vectors (sketches): every worker receives all differences and computes the same signs, step by step.
 
-    No difference depends on a sign, so those of several `steps` may go round together. One message with `room` for so many
-    differences a step, whose first row tells their number; a second one only where somebody has more. Gives for every
-    step what was decided, and the number of each worker's terms.
+    No difference depends on a sign, so those of several `steps` may share a message. It holds `capacity` differences
+    per step, and its first row says how many there are. A second message follows only where a worker has more. Returns
+    one result per step.
     """
-    message = total.new_zeros(len(steps), 1 + room, len(total))
-    for part, rows in zip(message, steps, strict=True):
-        part[0, 0] = len(rows)
-        part[1 : 1 + len(rows)] = rows[:room]
-    everybody = comm.gather(message)
-    numbers = [[int(count) for count in row] for row in everybody[:, :, 0, 0].T.tolist()]
-    most = max(max(counts) for counts in numbers)
-    if most > room:
-        return by_rows(comm, total, steps, most, decide)
-    found = []
-    for step, counts in enumerate(numbers):
+    message = total.new_zeros(len(steps), 1 + capacity, len(total))
+    for buffer, rows in zip(message, steps, strict=True):
+        buffer[0, 0] = len(rows)
+        buffer[1 : 1 + len(rows)] = rows[:capacity]
+    gathered = comm.gather(message)
+    counts_of_steps = [[int(count) for count in row] for row in gathered[:, :, 0, 0].T.tolist()]
+    most = max(max(counts) for counts in counts_of_steps)
+    if most > capacity:
+        return by_rows(comm, total, steps, most, choose_sign)
+    results = []
+    for step, counts in enumerate(counts_of_steps):
         if not any(counts):
-            found.append((NOTHING, counts))
+            results.append(Coordinated(NO_TERMS, counts))
             continue
-        rows = everybody[:, step, 1:].flatten(0, 1)[[w * room + k for k, w in turns_of(counts)]]
-        decided = in_sequence(_array(rows @ total), _array(rows @ rows.T), decide)
-        total.addmv_(rows.T, torch.as_tensor(decided.signs, dtype=total.dtype, device=total.device))
-        found.append((decided, counts))
-    return found
+        rows = gathered[:, step, 1:].flatten(0, 1)[[w * capacity + k for k, w in interleaved(counts)]]
+        signed = sign_sequentially(_array(rows @ total), _array(rows @ rows.T), choose_sign)
+        total.addmv_(rows.T, torch.as_tensor(signed.signs, dtype=total.dtype, device=total.device))
+        results.append(Coordinated(signed, counts))
+    return results
 
 
 @torch.no_grad()
-def by_stale(comm: Comm, total: torch.Tensor, view: GradientView | None, terms: np.ndarray, decide: Decide) -> Decided:
-    """Every worker decides against the S of the step's beginning (and its own terms), then all changes are summed.
+def by_stale(
+    comm: Comm, total: torch.Tensor, view: GradientView | None, terms: Floats, choose_sign: ChooseSign
+) -> TermSigns:
+    """Every worker signs its terms against S as it was before the step, then all changes of S are summed.
 
-    One sum of a vector a step. As good as exact while all terms of a step are fewer than an eighth of the effective
+    One sum of a vector per step. As good as exact while all terms of a step are fewer than an eighth of the effective
     dimension. The signs returned are this worker's own.
     """
     change = total.clone()
-    decided = Decided(np.zeros(0), np.zeros(0), float("nan"))
+    signed = NO_TERMS
     if view is not None and len(terms):
-        decided = balance(change, view, terms, decide)
+        signed = sign_terms(change, view, terms, choose_sign)
     total += comm.sum(change.sub_(total))
-    return decided
+    return signed
 
 
 @torch.no_grad()
 def by_factors(
-    comm: Comm, total: torch.Tensor, view: Layers | None, terms: np.ndarray, room: Room, decide: Decide
-) -> tuple[Decided, list[int], Room]:
-    """Change this worker's slice of S; the signs of all workers in sequence, the number of each one's terms, and the room.
+    comm: Comm,
+    total: torch.Tensor,
+    view: FactorView | None,
+    terms: Floats,
+    layout: BufferLayout,
+    choose_sign: ChooseSign,
+) -> tuple[Coordinated, BufferLayout]:
+    """Update this worker's slice of S from the factors of all workers. Returns the layout that was used, too.
 
-    A message that has no room for what somebody has is sent again with room for it.
+    Where a worker has more than the layout holds, all workers send again with a larger one.
     """
-    everybody = comm.gather(message_of(room, view, terms, total))
-    heads = [[int(number) for number in row] for row in everybody[:, 0, -room.head :].tolist()]
-    counts = [head[1] for head in heads]
-    if not all(fits(head, room) for head in heads):
-        items, most, *lengths = (max(column) for column in zip(*heads, strict=True))
-        forms = [form._replace(length=max(form.length, t)) for form, t in zip(room.forms, lengths, strict=True)]
-        larger = Room(max(room.items, items), max(room.terms, most), forms, room.shared)
-        return by_factors(comm, total, view, terms, larger, decide)
+    gathered = comm.gather(pack_message(layout, view, terms, total))
+    headers = [[int(number) for number in row] for row in gathered[:, 0, -layout.header :].tolist()]
+    if not all(layout.fits(header) for header in headers):
+        return by_factors(comm, total, view, terms, layout.grown(headers), choose_sign)
+    counts = [header[1] for header in headers]
     if not any(counts):
-        return NOTHING, counts, room
-    slices = slices_of(comm, room)
-    rows = everybody.flatten(0, 1)
-    weights = everybody[:, :, room.width : room.width + room.terms].double().cpu()
-    mine = slices.view(rows, mine=True)
-    partial = (mine.products(total).double().cpu().view(comm.size, 1, room.items) @ weights).flatten()
-    table = _gram(slices.view(rows, mine=False), weights, _partners(comm) if room.shared else None, comm.rank)
+        return Coordinated(NO_TERMS, counts), layout
+    slices = local_slices(comm, layout)
+    rows = gathered.flatten(0, 1)
+    weights = gathered[:, :, layout.width : layout.width + layout.terms].double().cpu()
+    own = slices.view(rows, own=True)
+    partial = (own.products(total).double().cpu().view(comm.size, 1, layout.items) @ weights).flatten()
+    table = _gram(slices.view(rows, own=False), weights, _partners(comm) if layout.sharded else None, comm.rank)
     products, gram = partial.numpy(), table.numpy()
-    if room.shared:
-        products, gram = _together(comm.gather(torch.cat([partial, table.flatten()])).numpy(), comm.size, room.terms)
-    places = [w * room.terms + k for k, w in turns_of(counts)]
-    decided = in_sequence(products[places], gram[np.ix_(places, places)], decide)
-    signs = torch.zeros(comm.size, room.terms, 1, dtype=torch.float64)
-    signs.view(-1)[places] = torch.from_numpy(decided.signs)
-    mine.add_to(total, (weights @ signs).flatten().to(total))
-    return decided, counts, room
+    if layout.sharded:
+        tables = comm.gather(torch.cat([partial, table.flatten()])).numpy()
+        products, gram = _assemble(tables, comm.size, layout.terms)
+    indices = [w * layout.terms + k for k, w in interleaved(counts)]
+    signed = sign_sequentially(products[indices], gram[np.ix_(indices, indices)], choose_sign)
+    signs = torch.zeros(comm.size, layout.terms, 1, dtype=torch.float64)
+    signs.view(-1)[indices] = torch.from_numpy(signed.signs)
+    own.add_to(total, (weights @ signs).flatten().to(total))
+    return Coordinated(signed, counts), layout
 
 
 def _partners(comm: Comm) -> list[tuple[int, int]]:
-    """Ranges of workers whose terms this one multiplies with its own: each two workers meet once, at one of them."""
+    """Ranges of ranks whose terms this one multiplies with its own: each pair of workers is computed by one of them."""
     half = (comm.size + 1) // 2 + (comm.size % 2 == 0 and comm.rank < comm.size // 2)
     stop = comm.rank + half
     return [(comm.rank, min(stop, comm.size)), *([(0, stop - comm.size)] if stop > comm.size else [])]
 
 
-def _gram(view: Layers, weights: torch.Tensor, partners: list[tuple[int, int]] | None, rank: int) -> torch.Tensor:
+def _gram(view: FactorView, weights: torch.Tensor, partners: list[tuple[int, int]] | None, rank: int) -> torch.Tensor:
     """Products of terms: all with all, or this worker's with its partners' (zeros elsewhere)."""
     size, items, terms = weights.shape
     if partners is None:
         table = view.gram().double().cpu().view(size, items, size, items)
         return torch.einsum("vik,viwj,wjl->vkwl", weights, table, weights).reshape(size * terms, size * terms)
-    found = torch.zeros(size, terms, terms, dtype=torch.float64)  # partner, own term, its term
+    products = torch.zeros(size, terms, terms, dtype=torch.float64)  # partner, own term, its term
     own = _rows(view, rank * items, (rank + 1) * items)
     for first, last in partners:
         cross = own.cross(_rows(view, first * items, last * items)).double().cpu()
         cross = (weights[rank].T @ cross).view(terms, last - first, items).transpose(0, 1)
-        found[first:last] = torch.bmm(cross, weights[first:last])
-    return found
+        products[first:last] = torch.bmm(cross, weights[first:last])
+    return products
 
 
-def _rows(view: Layers, start: int, stop: int) -> Layers:
-    parts = [part.with_tensors({n: t[start:stop] for n, t in part.tensors().items()}) for part in view.whole]
-    return Layers.of_planned(parts, view.scale[start:stop], view.dimension)
+def _rows(view: FactorView, start: int, stop: int) -> FactorView:
+    layers = [factors.with_tensors({n: t[start:stop] for n, t in factors.tensors().items()}) for factors in view.direct]
+    return FactorView.from_planned(layers, view.scale[start:stop], view.dimension)
 
 
-def _together(tables: np.ndarray, size: int, terms: int) -> tuple[np.ndarray, np.ndarray]:
-    """Everybody's partial products in rank order, and their parts of the table of products of terms."""
+def _assemble(tables: Floats, size: int, terms: int) -> tuple[Floats, Floats]:
+    """`<S, v>` and `<v, v>` of all terms from the workers' parts: partial products are added in rank order."""
     products = tables[0, : size * terms].copy()
     for row in tables[1:]:
         products += row[: size * terms]
-    found = tables[:, size * terms :].reshape(size, size, terms, terms).transpose(0, 2, 1, 3).copy()
+    blocks = tables[:, size * terms :].reshape(size, size, terms, terms).transpose(0, 2, 1, 3).copy()
     for w in range(size):
-        found[w, :, w] /= 2  # it is its own mirror image
-    gram = found.reshape(size * terms, size * terms)
+        blocks[w, :, w] /= 2  # the diagonal blocks are in both halves of the sum below
+    gram = blocks.reshape(size * terms, size * terms)
     return products, gram + gram.T
 
 
-def _array(values: torch.Tensor) -> np.ndarray:
+def _array(values: torch.Tensor) -> Floats:
     return values.detach().cpu().numpy().astype(np.float64)

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.method import Metadata, option
-from .balance import PAIR, SINGLE, alone
-from .balanced import Balanced
-from .balancer import Balancer
-from .mean_estimate import Centre
+from .balanced_order import BalancedOrder
+from .epoch_builder import EpochBuilder
+from .mean_estimate import MeanEstimate
+from .sign_terms import PAIR, SINGLE, sign_locally
 
 
 @dataclass
-class IDGraB(Balanced):
-    """Every worker balances its own block and nobody coordinates: the baseline of CD-GraB.
+class IDGraB(BalancedOrder):
+    """Every worker balances its own block, without coordination: the baseline of CD-GraB.
 
         balance = pair: PairBalance on each worker;  balance = mean: GraB on each worker
 
-    No traffic. Each worker's prefix is small but their sum is not: its floor grows like the square root of the number
-    of workers, up to a random order's.
+    No communication. Each worker's prefix is small but their sum is not: its floor grows like the square root of the
+    world size, up to that of a random order.
 
     Reference: Cooper et al., NeurIPS 2023 (ID-GraB).
     """
@@ -28,7 +28,7 @@ class IDGraB(Balanced):
 
     balance: str = option("pair", help="what each worker balances", choices=("pair", "mean"))
 
-    def make(self) -> Balancer:
+    def make_builder(self) -> EpochBuilder:
         if self.balance == "pair":
-            return Balancer(self.context, PAIR, self.group, self.sign, alone)
-        return Balancer(self.context, SINGLE, self.group, self.sign, alone, Centre(None))
+            return EpochBuilder(self.context, PAIR, self.group, self.sign, sign_locally)
+        return EpochBuilder(self.context, SINGLE, self.group, self.sign, sign_locally, MeanEstimate(None))

@@ -1,4 +1,4 @@
-"""The mean that GraB takes from every gradient before it looks at the sign."""
+"""The mean gradient that GraB subtracts from every gradient before it chooses a sign."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from ..signal.base import GradientView
 
 
-class Centre:
+class MeanEstimate:
     """The mean of the last epoch (zero in the first), or with `decay` a running mean of batches, this one included."""
 
     def __init__(self, decay: float | None):
         self.decay = decay
         self.mean: torch.Tensor | None = None
         self.sum: torch.Tensor | None = None
-        self.weight = 0.0  # of what `sum` holds
+        self.weight = 0.0  # total weight of the gradients in `sum`
 
     @torch.no_grad()
-    def saw(self, view: GradientView) -> torch.Tensor:
-        """Take a batch in; the mean to use for it."""
+    def update(self, view: GradientView) -> torch.Tensor:
+        """Add a batch; returns the mean to subtract from it."""
         if self.sum is None or self.mean is None:
             self.sum, self.mean = view.zeros(), view.zeros()
         sizes = torch.tensor(view.sizes, dtype=self.sum.dtype, device=self.sum.device)
@@ -37,8 +37,7 @@ class Centre:
             torch.div(self.sum, self.weight, out=self.mean)
         return self.mean
 
-    def turn(self) -> None:
-        """An epoch ends."""
+    def next_epoch(self) -> None:
         if self.decay is None and self.sum is not None and self.weight:
             self.mean = self.sum / self.weight
             self.sum.zero_()

@@ -12,17 +12,19 @@ from .base import Order
 
 @dataclass
 class PairedReversal(Order):
-    """Blocks of neighbours in random order, and the whole of it backwards in the next epoch.
+    """Blocks of neighbours in random order, then the same order backwards in the next epoch.
 
     Even epochs draw an order of blocks of `block` examples (each shuffled inside); odd epochs run it backwards, so
-    that what the order adds to a pair of epochs cancels to the first power of the step. No gradient is looked at: a
+    that the bias of the order cancels over a pair of epochs, to first order in the step size. It uses no gradients: a
     free baseline.
 
     Reference: Nguyen, Phan, Kalagnanam 2026 (arXiv 2604.00260).
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="paired-reversal", help="blocks in random order, then all of it backwards", cites=("nguyen2026learning",)
+        name="paired-reversal",
+        help="blocks in random order, then the same order backwards",
+        cites=("nguyen2026learning",),
     )
 
     block: int = option(16, help="neighbouring examples that stay together", least=1)

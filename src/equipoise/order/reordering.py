@@ -1,65 +1,64 @@
-"""From signs to the next order: what is added goes to the front, what is taken away to the back, in reverse."""
+"""From signs to the next order: units with sign + go to the front, units with sign - to the back, reversed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 
-def reorder(front: list[int], back: list[int], rest: list[int]) -> list[int]:
-    """The next order. What no sign was found for (a skipped batch, an odd one out) goes to the middle, where it
-    hurts least.
-    """
-    return [*front, *rest, *reversed(back)]
+def reorder(front: list[int], back: list[int], unsigned: list[int]) -> list[int]:
+    """The next order. Units without a sign (skipped batches, an odd last one) go to the middle: they hurt least."""
+    return [*front, *unsigned, *reversed(back)]
 
 
-def folded(leaves: list[list[int]]) -> list[int]:
-    """The leaves of a tree in one order: at every node what was added, then what was taken away, in reverse."""
+def merge_leaves(leaves: list[list[int]]) -> list[int]:
+    """The leaves of a tree in one order: at every node the left subtree, then the right one reversed."""
     if len(leaves) == 1:
         return leaves[0]
     half = len(leaves) // 2
-    return folded(leaves[:half]) + folded(leaves[half:])[::-1]
+    return merge_leaves(leaves[:half]) + merge_leaves(leaves[half:])[::-1]
 
 
 class Units:
-    """The things that are ordered: examples, or groups of `group` examples that stay together for the whole run.
+    """What is ordered: examples, or groups of `group` examples that stay together during the entire run.
 
     A last group that is smaller stays at the end, so that groups and batches stay aligned.
     """
 
     def __init__(self, examples: int, group: int, generator: np.random.Generator):
         self.examples, self.group = examples, group
-        dealt = generator.permutation(examples)
-        self.members = [dealt[start : start + group] for start in range(0, examples, group)]
+        shuffled = generator.permutation(examples)
+        self.members = [shuffled[start : start + group] for start in range(0, examples, group)]
         self.of = np.empty(examples, dtype=np.int64)
-        self.of[dealt] = np.arange(examples) // group
+        self.of[shuffled] = np.arange(examples) // group
         self.sequence = list(range(len(self.members)))
         self.front: list[int] = []
         self.back: list[int] = []
-        self.leaves: dict[int, int] = {}  # of the units that are not in leaf 0
+        self.leaves: dict[int, int] = {}  # unit -> leaf, for the units that are not in leaf 0
 
     def positions(self) -> np.ndarray:
         if not self.members:
             return np.empty(0, dtype=np.int64)
         return np.concatenate([self.members[unit] for unit in self.sequence])
 
-    def place(self, units: np.ndarray, added: np.ndarray, leaves: np.ndarray | None) -> None:
-        """Units by terms: those that were `added` to the front, others to the back; each term in its leaf of the tree."""
-        self.front += units[added].tolist()
-        self.back += units[~added].tolist()
+    def place(self, units: np.ndarray, plus: np.ndarray, leaves: np.ndarray | None) -> None:
+        """Put units to the front (`plus`) or to the back. A row of `units` is a term, and `leaves` says its leaf."""
+        self.front += units[plus].tolist()
+        self.back += units[~plus].tolist()
         if leaves is not None:
             for members, leaf in zip(units.tolist(), leaves.tolist(), strict=True):
                 self.leaves.update((unit, leaf) for unit in members if leaf)
 
-    def turn(self) -> None:
-        """Begin the next epoch."""
+    def next_epoch(self) -> None:
         placed = {*self.front, *self.back}
-        rest = [unit for unit in self.sequence if unit not in placed]
+        unsigned = [unit for unit in self.sequence if unit not in placed]
         short = [] if self.examples % self.group == 0 else [len(self.members) - 1]
-        order = self._through_leaves(rest) if self.leaves else reorder(self.front, self.back, rest)
+        order = self._order_of_leaves(unsigned) if self.leaves else reorder(self.front, self.back, unsigned)
         self.sequence = [unit for unit in order if unit not in short] + short
         self.front, self.back, self.leaves = [], [], {}
 
-    def _through_leaves(self, rest: list[int]) -> list[int]:
+    def _order_of_leaves(self, unsigned: list[int]) -> list[int]:
         count = 1 << max(self.leaves.values()).bit_length()
         fronts: list[list[int]] = [[] for _ in range(count)]
         backs: list[list[int]] = [[] for _ in range(count)]
@@ -67,4 +66,16 @@ class Units:
             for unit in units:
                 side[self.leaves.get(unit, 0)].append(unit)
         leaves = [reorder(front, back, []) for front, back in zip(fronts, backs, strict=True)]
-        return folded(leaves[: count // 2]) + rest + folded(leaves[count // 2 :])[::-1]
+        return merge_leaves(leaves[: count // 2]) + unsigned + merge_leaves(leaves[count // 2 :])[::-1]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "sequence": list(self.sequence),
+            "front": list(self.front),
+            "back": list(self.back),
+            "leaves": dict(self.leaves),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.sequence, self.leaves = list(state["sequence"]), dict(state["leaves"])
+        self.front, self.back = list(state["front"]), list(state["back"])

@@ -12,7 +12,7 @@ from .base import Order
 
 @dataclass
 class Reshuffle(Order):
-    """Random reshuffling: a fresh permutation every epoch, from this worker's own stream."""
+    """Random reshuffling: a fresh permutation every epoch, from this worker's own random stream."""
 
     metadata: ClassVar[Metadata] = Metadata(name="reshuffle", help="a fresh random order every epoch")
 

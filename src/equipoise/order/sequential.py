@@ -12,9 +12,9 @@ from .base import Order
 
 @dataclass
 class Sequential(Order):
-    """The examples as they lie, every epoch."""
+    """The order of the data set, every epoch."""
 
-    metadata: ClassVar[Metadata] = Metadata(name="sequential", help="as the examples lie, every epoch")
+    metadata: ClassVar[Metadata] = Metadata(name="sequential", help="the order of the data set, every epoch")
 
     def init_state(self) -> None: ...
 

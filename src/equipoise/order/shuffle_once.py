@@ -12,7 +12,7 @@ from .base import Order
 
 @dataclass
 class ShuffleOnce(Order):
-    """One random permutation, kept for the whole run."""
+    """One random permutation, kept for the entire run."""
 
     metadata: ClassVar[Metadata] = Metadata(name="shuffle-once", help="one random order, kept")
 

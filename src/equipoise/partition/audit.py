@@ -1,4 +1,4 @@
-"""The numbers of a partition: sizes against wanted, classes, features against random splits, time saved."""
+"""The report on a partition: sizes, class balance, distances compared with random splits, time saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from .blocks import members_of, stratified
 from .capacity import checked_speeds
-from .engine.distance import distances
+from .distance import distances
 
 
 def audit(
@@ -23,7 +23,7 @@ def audit(
     splits: int = 20,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Everything the page shows, as plain numbers. Distances are means over classes; `random` over random splits."""
+    """All numbers that the page shows. Distances are means over classes; `random` is also a mean over random splits."""
     n, workers = len(groups), len(blocks)
     rates = checked_speeds(speeds, workers)
     owner = np.empty(n, dtype=np.int32)
@@ -32,7 +32,7 @@ def audit(
     rng = np.random.default_rng([seed, 31])
     owners = [owner, *(stratified(groups, rates, rng)[0] for _ in range(splits))]
     members = members_of(groups)
-    found = [distances(features[part], [o[part] for o in owners], workers, seed) for part in members]
+    by_class = [distances(features[part], [o[part] for o in owners], workers, seed) for part in members]
     counts = np.stack([np.bincount(owner[part], minlength=workers) for part in members])
     sizes, class_sizes = counts.sum(0), counts.sum(1)
     shares = rates / rates.sum()
@@ -48,24 +48,24 @@ def audit(
         "wanted": (n * shares).tolist(),
         "counts": counts.tolist(),
         "class_deviation": np.abs(counts - quota).max(0).tolist(),
-        "class_distance": _plain(0.5 * np.abs(profile).sum(0)),
+        "class_distance": _json_list(0.5 * np.abs(profile).sum(0)),
         "splits": splits,
         **epoch_times(sizes, rates),
         "notes": list(notes),
     }
     for name in ("mmd2", "means", "spread"):
-        table = _mean([getattr(one, name) for one in found])
+        table = _nan_mean([getattr(one, name) for one in by_class])
         report[name] = {
-            "block": _plain(table[0]),
-            "random": _plain(_mean(list(table[1:])) if splits else table[0] * np.nan),
+            "block": _json_list(table[0]),
+            "random": _json_list(_nan_mean(list(table[1:])) if splits else table[0] * np.nan),
         }
     if values is not None and not np.isnan(values).all():
-        report["values"] = _plain(np.nansum(values, axis=0))
+        report["values"] = _json_list(np.nansum(values, axis=0))
     return report
 
 
 def epoch_times(sizes: np.ndarray, rates: np.ndarray) -> dict[str, float | None]:
-    """Ideal compute time of an epoch against an even split; with exactly proportional blocks mean(r) / min(r)."""
+    """How much shorter an epoch of pure compute is than with equal blocks; mean(r) / min(r) for exact proportions."""
     with np.errstate(divide="ignore", invalid="ignore"):
         even = float(np.max(sizes.sum() / len(rates) / rates))
         own = float(np.max(np.where(sizes > 0, sizes / rates, 0.0)))
@@ -74,32 +74,32 @@ def epoch_times(sizes: np.ndarray, rates: np.ndarray) -> dict[str, float | None]
 
 
 def summary(report: dict[str, Any]) -> dict[str, float | None]:
-    """The few numbers that compare partitions: worst errors of counts, distances relative to random splits."""
+    """The numbers that compare partitions: the largest errors of counts, and distances relative to random splits."""
     sizes, wanted = np.asarray(report["sizes"]), np.asarray(report["wanted"])
-    found: dict[str, float | None] = {
+    numbers: dict[str, float | None] = {
         "size_error": float(np.abs(sizes - wanted).max()),
         "class_error": float(max(report["class_deviation"])),
-        "class_distance": _most(report["class_distance"]),
+        "class_distance": _largest(report["class_distance"]),
     }
     for name in ("mmd2", "means"):
         block, random = (_array(report[name][part]) for part in ("block", "random"))
         ratio = block / random
-        found[f"{name}_ratio"] = _number(np.nanmean(block) / np.nanmean(random))
-        found[f"{name}_ratio_largest"] = _number(ratio[int(np.argmax(sizes))])
-    found["epoch_gain"] = report["epoch_gain"]
-    return found
+        numbers[f"{name}_ratio"] = _number(np.nanmean(block) / np.nanmean(random))
+        numbers[f"{name}_ratio_largest"] = _number(ratio[int(np.argmax(sizes))])
+    numbers["epoch_gain"] = report["epoch_gain"]
+    return numbers
 
 
-def _mean(tables: list[np.ndarray]) -> np.ndarray:
-    """The mean where there is a number; NaN where there is none at all."""
+def _nan_mean(tables: list[np.ndarray]) -> np.ndarray:
+    """The mean of the numbers that are not NaN; NaN where all of them are (without numpy's warning)."""
     stack = np.stack(tables)
     known = ~np.isnan(stack)
     count = known.sum(0)
     return np.where(count > 0, np.where(known, stack, 0.0).sum(0) / np.maximum(count, 1), np.nan)
 
 
-def _plain(values: np.ndarray) -> list[float | None]:
-    """JSON has no NaN."""
+def _json_list(values: np.ndarray) -> list[float | None]:
+    """A list with None for NaN, which JSON does not have."""
     return [float(v) if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
 
 
@@ -107,7 +107,7 @@ def _array(values: list[float | None]) -> np.ndarray:
     return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
 
 
-def _most(values: list[float | None]) -> float | None:
+def _largest(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return max(known) if known else None
 

@@ -1,4 +1,4 @@
-"""Which examples does a worker own? A pure function of the data, the number of workers and the seed."""
+"""Which examples does a worker own? A pure function of the data, the world size and the seed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..data.view import DatasetView
 
 @dataclass
 class Partition(Configurable):
-    """Final here: `blocks`, which checks what `split` made. A partition fills `split`."""
+    """Assigns every example to one worker. A partition implements `split`; `blocks` is final and checks the result."""
 
     axis: ClassVar[str] = "partition"
 
     @abstractmethod
     def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """One array of example indices per worker: disjoint, together everything."""
+        """One array of example indices per worker; every example is in exactly one of them."""
 
     def blocks(self, view: DatasetView, workers: int, seed: int) -> list[np.ndarray]:
-        """The checked split: every example in exactly one block, every worker with at least one."""
+        """The checked split: every example is in exactly one block, every worker has at least one example."""
         if workers < 1:
             raise UserError(f"workers = {workers}: at least 1 is needed")
         if workers > view.examples:
@@ -38,15 +38,15 @@ class Partition(Configurable):
                 )
         blocks = [np.asarray(b, dtype=np.int64) for b in self.split(view, workers, np.random.default_rng([seed, 71]))]
         assert len(blocks) == workers
-        seen = np.zeros(view.examples, dtype=np.int64)
+        owners = np.zeros(view.examples, dtype=np.int64)
         for block in blocks:
-            np.add.at(seen, block, 1)
-        assert (seen == 1).all(), f"{type(self).__name__} must give every example to exactly one worker"
-        return _nobody_empty(blocks)
+            np.add.at(owners, block, 1)
+        assert (owners == 1).all(), f"{type(self).__name__} must give every example to exactly one worker"
+        return _fill_empty_blocks(blocks)
 
 
-def _nobody_empty(blocks: list[np.ndarray]) -> list[np.ndarray]:
-    """Give each empty worker one example of the largest block: a worker without data could not take part."""
+def _fill_empty_blocks(blocks: list[np.ndarray]) -> list[np.ndarray]:
+    """Move one example of the largest block to each empty block: a worker without data could not take part."""
     for i, block in enumerate(blocks):
         if len(block) == 0:
             largest = max(range(len(blocks)), key=lambda j: len(blocks[j]))

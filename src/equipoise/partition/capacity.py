@@ -1,8 +1,9 @@
-"""Whole numbers of examples per class and worker, in proportion to the workers' speeds.
+"""How many examples of each class a worker receives, in proportion to the workers' speeds, rounded to integers.
 
-A cell should be |V_l| r_j / sum(r). Rounding each class alone drifts, because the left-overs always go to the same
-workers; here they go to the worker that is furthest behind over all classes so far (error diffusion). Then every cell
-is its quota rounded down or up, every class is dealt out, and every worker's total is within one of n r_j / sum(r).
+A cell should be |V_l| r_j / sum(r). Rounding each class on its own drifts, because the remaining examples always go to
+the same workers; here they go to the worker that is furthest below its quota over all classes so far (error diffusion).
+Then every cell is its quota rounded down or up, the cells of a class add up to its size, and every worker's total is
+within one of n r_j / sum(r).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 
 from ..core.errors import UserError
 
-SPEEDS = "relative speed of each worker, such as 1,2,4,8; equal if left out; `measured` finds out at the start"
-_SNAP = 1e-9  # of an example: quotas this near to a whole number are one, whatever the speeds were multiplied by
+SPEEDS = "relative speed of each worker, such as 1,2,4,8; equal if omitted; `measured` measures them at the start"
+_SNAP = 1e-9  # quotas this close to an integer count as one, so that multiplying all speeds changes nothing
 
 
 def checked_speeds(speeds: Sequence[float] | None, workers: int | None = None) -> np.ndarray:
-    """The speeds as an array, all 1 where none are given; what cannot be a speed is refused."""
+    """The speeds as an array, all 1 where none are given. Negative, infinite or all-zero speeds are refused."""
     if speeds is None:
         if workers is None:
             raise UserError("how many workers? give workers=N or one speed per worker")
@@ -44,6 +45,7 @@ def checked_speeds(speeds: Sequence[float] | None, workers: int | None = None) -
 
 
 def known_speeds(speeds: Sequence[float] | str | None) -> Sequence[float] | None:
+    """The speeds, refused where they are still to be measured."""
     if isinstance(speeds, str):
         raise UserError(
             "speeds = 'measured' needs workers that run: it works in eq.train and recipes; give numbers here"
@@ -52,7 +54,7 @@ def known_speeds(speeds: Sequence[float] | str | None) -> Sequence[float] | None
 
 
 def check_speeds_option(speeds: Sequence[float] | str | None) -> None:
-    """Refuse impossible speeds when they are given, before there are workers."""
+    """Refuse impossible speeds at construction, before the world size is known."""
     if isinstance(speeds, str) and speeds != "measured":
         raise UserError(f"speeds = {speeds!r}: takes one number per worker, such as 1,2,4,8, or 'measured'")
     if speeds is not None and not isinstance(speeds, str):
@@ -66,26 +68,26 @@ def capacities(sizes: Sequence[int] | np.ndarray, speeds: np.ndarray) -> np.ndar
     relative = np.asarray(speeds, dtype=np.float64) / np.max(speeds)
     quota = sizes[:, None] * (relative / math.fsum(relative))
     cells = np.floor(quota + _SNAP)
-    loose = quota - cells > _SNAP
-    behind = np.zeros(len(relative))
+    fractional = quota - cells > _SNAP
+    deficit = np.zeros(len(relative))
     for row in range(len(sizes)):
-        spare = int(sizes[row] - cells[row].sum())
-        behind += quota[row] - cells[row]
-        # A stable sort of rounded deficits: workers that are equally far behind are served by number.
-        order = [j for j in np.argsort(np.round(-behind, 6), kind="stable") if loose[row, j]]
-        chosen = order[:spare]
+        remaining = int(sizes[row] - cells[row].sum())
+        deficit += quota[row] - cells[row]
+        # A stable sort of rounded deficits: among workers with equal deficits the lower rank comes first.
+        order = [j for j in np.argsort(np.round(-deficit, 6), kind="stable") if fractional[row, j]]
+        chosen = order[:remaining]
         cells[row, chosen] += 1
-        behind[chosen] -= 1
-    counts = cells.astype(np.int64)
-    _repair(counts, loose, np.floor(quota + _SNAP).astype(np.int64), quota.sum(0))
+        deficit[chosen] -= 1
+    counts: np.ndarray = cells.astype(np.int64)
+    _fix_totals(counts, fractional, np.floor(quota + _SNAP).astype(np.int64), quota.sum(0))
     assert (counts.sum(1) == sizes).all()
     return counts
 
 
-def _repair(counts: np.ndarray, loose: np.ndarray, low: np.ndarray, totals: np.ndarray) -> None:
-    """Move units between workers inside classes until every total is its quota rounded down or up.
+def _fix_totals(counts: np.ndarray, fractional: np.ndarray, low: np.ndarray, totals: np.ndarray) -> None:
+    """Move examples between workers inside classes until every total is its quota rounded down or up.
 
-    Error diffusion gets there by itself in all cases seen; that a way exists from any start follows from the
+    Error diffusion alone was enough in all cases seen. That a sequence of moves exists from any start follows from the
     integrality of flows.
     """
     least, most = np.floor(totals + _SNAP), np.ceil(totals - _SNAP)
@@ -93,9 +95,9 @@ def _repair(counts: np.ndarray, loose: np.ndarray, low: np.ndarray, totals: np.n
         sums = counts.sum(0)
         over, under = np.flatnonzero(sums > most), np.flatnonzero(sums < least)
         if len(over):
-            path = _path(counts, loose, low, over, sums < most)
+            path = _shortest_path(counts, fractional, low, over, sums < most)
         elif len(under):
-            path = _path(counts, loose, low, np.flatnonzero(sums > least), sums < least)
+            path = _shortest_path(counts, fractional, low, np.flatnonzero(sums > least), sums < least)
         else:
             return
         for row, giver, taker in path:
@@ -103,27 +105,27 @@ def _repair(counts: np.ndarray, loose: np.ndarray, low: np.ndarray, totals: np.n
             counts[row, taker] += 1
 
 
-def _path(
-    counts: np.ndarray, loose: np.ndarray, low: np.ndarray, starts: np.ndarray, ends: np.ndarray
+def _shortest_path(
+    counts: np.ndarray, fractional: np.ndarray, low: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> list[tuple[int, int, int]]:
-    """The shortest chain of moves (class, giver, taker) from one of `starts` to a worker where `ends` holds."""
-    came: dict[int, tuple[int, int] | None] = {int(j): None for j in starts}
-    queue = deque(came)
-    up, down = loose & (counts > low), loose & (counts == low)
+    """The shortest sequence of moves (class, giver, taker) from one of `starts` to a worker where `ends` holds."""
+    reached_from: dict[int, tuple[int, int] | None] = {int(j): None for j in starts}
+    queue = deque(reached_from)
+    rounded_up, rounded_down = fractional & (counts > low), fractional & (counts == low)
     while queue:
         giver = queue.popleft()
-        if ends[giver] and came[giver] is not None:
+        if ends[giver] and reached_from[giver] is not None:
             moves = []
-            step = came[giver]
+            step = reached_from[giver]
             while step is not None:
                 row, before = step
                 moves.append((row, before, giver))
-                giver, step = before, came[before]
+                giver, step = before, reached_from[before]
             return moves
-        for row in np.flatnonzero(up[:, giver]).tolist():
-            for taker in np.flatnonzero(down[row]).tolist():
-                if taker not in came:
-                    came[taker] = (row, giver)
+        for row in np.flatnonzero(rounded_up[:, giver]).tolist():
+            for taker in np.flatnonzero(rounded_down[row]).tolist():
+                if taker not in reached_from:
+                    reached_from[taker] = (row, giver)
                     queue.append(taker)
     raise AssertionError("a controlled rounding always exists")
 
@@ -131,7 +133,7 @@ def _path(
 def batch_sizes(speeds: Sequence[float], mean: float) -> list[int]:
     """Batch sizes in proportion to speeds, `mean` on average, at least 1: equal time per step, equal steps per epoch.
 
-    Rounded so that the sizes of all workers together are exactly `mean` times their number.
+    Rounded so that the sizes of all workers add up to `mean` times the world size.
     """
     rates = checked_speeds(speeds)
     if not rates.all():
@@ -139,8 +141,8 @@ def batch_sizes(speeds: Sequence[float], mean: float) -> list[int]:
     if not mean >= 1:
         raise UserError(f"mean = {mean}: at least one example per step is needed")
     sizes = capacities([round(mean * len(rates))], rates)[0]
-    # One example at the least, taken from the largest: a step without examples would be no step.
+    # At least one example, taken from the largest: a step needs an example.
     while sizes.min() < 1:
         sizes[np.argmin(sizes)] += 1
         sizes[np.argmax(sizes)] -= 1
-    return sizes.tolist()
+    return [int(size) for size in sizes]

@@ -12,9 +12,9 @@ from .base import Partition
 
 @dataclass
 class Contiguous(Partition):
-    """The examples as they lie, cut into slices whose sizes differ by at most one."""
+    """The examples in the order of the data, cut into slices whose sizes differ by at most one."""
 
-    metadata: ClassVar[Metadata] = Metadata(name="contiguous", help="equal slices of the data as it lies")
+    metadata: ClassVar[Metadata] = Metadata(name="contiguous", help="equal slices of the data in its own order")
 
     def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         return np.array_split(np.arange(view.examples), workers)

@@ -14,8 +14,8 @@ from .base import Partition
 class Dirichlet(Partition):
     """For each class, draw workers' shares from Dirichlet(alpha, ..., alpha) and cut that class accordingly.
 
-    Small alpha is more skewed: at 0.1 a class lives on one or two workers, at 100 the split is nearly even. Block sizes
-    differ too. A worker that would get nothing receives one example of the largest block.
+    A smaller alpha is more non-IID: at 0.1 most of a class is on one or two workers, at 100 the split is nearly even.
+    Block sizes differ too. A worker whose block would be empty receives one example of the largest block.
     """
 
     metadata: ClassVar[Metadata] = Metadata(

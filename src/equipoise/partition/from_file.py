@@ -27,17 +27,17 @@ class FromFile(Partition):
             raise DataError(
                 f"{self.path} has {len(blocks)} blocks for {workers} workers: run with --workers {len(blocks)}"
             )
-        together = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int64)
-        if len(together) != view.examples or not np.array_equal(np.sort(together), np.arange(view.examples)):
+        indices = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int64)
+        if len(indices) != view.examples or not np.array_equal(np.sort(indices), np.arange(view.examples)):
             raise DataError(
-                f"{self.path} holds {len(together)} indices ({len(np.unique(together))} different) and the data has "
+                f"{self.path} holds {len(indices)} indices ({len(np.unique(indices))} different) and the data has "
                 f"{view.examples} examples: it was made for other data"
             )
         return blocks
 
 
 def read_blocks(path: str | Path) -> list[np.ndarray]:
-    """The index blocks of a partition file, or one line that says what is wrong with it."""
+    """The blocks of indices of a partition file; a `DataError` of one line where it is not one."""
     if not path:
         raise DataError("partition from-file needs a file: pass --partition.path FILE")
     try:
@@ -54,12 +54,12 @@ def read_blocks(path: str | Path) -> list[np.ndarray]:
 
 
 def read_speeds(path: str | Path) -> list[float] | None:
-    """The speeds that a partition file was made for, where it says them."""
+    """The speeds that a partition file was made for, if it lists them."""
     try:
-        found = json.loads(Path(path).read_text()).get("speeds")
+        speeds = json.loads(Path(path).read_text()).get("speeds")
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} is not a partition file ({type(error).__name__})") from None
-    return [float(rate) for rate in found] if isinstance(found, list) else None
+    return [float(rate) for rate in speeds] if isinstance(speeds, list) else None
 
 
 def write_blocks(path: str | Path, blocks: list[np.ndarray], **extra: object) -> None:

@@ -15,7 +15,7 @@ from .capacity import SPEEDS, capacities, check_speeds_option, checked_speeds, k
 class IID(Partition):
     """A random permutation of all examples, cut into equal slices, or into slices in proportion to speeds.
 
-    Sizes are within one of what they should be; classes and features are left to chance.
+    Sizes are within one of the exact proportion; classes and features are balanced only on average.
     """
 
     metadata: ClassVar[Metadata] = Metadata(name="iid", help="a random, equal share for every worker")
@@ -26,8 +26,8 @@ class IID(Partition):
         check_speeds_option(self.speeds)
 
     def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
-        drawn = rng.permutation(view.examples)
+        permutation = rng.permutation(view.examples)
         if self.speeds is None:
-            return np.array_split(drawn, workers)
+            return np.array_split(permutation, workers)
         sizes = capacities([view.examples], checked_speeds(known_speeds(self.speeds), workers))[0]
-        return np.split(drawn, np.cumsum(sizes)[:-1])
+        return np.split(permutation, np.cumsum(sizes)[:-1])

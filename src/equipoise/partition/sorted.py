@@ -12,13 +12,13 @@ from .base import Partition
 
 @dataclass
 class Sorted(Partition):
-    """Sorted by label and cut into equal slices, after a part of the examples was shuffled.
+    """Sorted by label and cut into equal slices, with a part of the examples shuffled.
 
     `shuffled` = 0 gives every worker as few classes as possible, 1 is IID. Two readings of "X % shuffled":
 
     - `prefix`: sort all examples by label, shuffle the first X % of that list among themselves, cut. The last
-      classes stay as they are, whatever X < 1 (the literal reading of the DeTAG experiments);
-    - `uniform`: a random X % of the examples is dealt evenly, the rest is sorted by label and cut.
+      classes stay sorted for every X < 1 (the literal reading of the DeTAG experiments);
+    - `uniform`: a random X % of the examples is spread evenly, the rest is sorted by label and cut.
 
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021, section on experiments.
     """
@@ -38,9 +38,9 @@ class Sorted(Partition):
             ranked[:count] = rng.permutation(ranked[:count])
             return np.array_split(ranked, workers)
         mixed = rng.permutation(view.examples)
-        loose, rest = mixed[:count], np.sort(mixed[count:])
+        shuffled, rest = mixed[:count], np.sort(mixed[count:])
         ranked = rest[np.argsort(labels[rest], kind="stable")]
-        # The shorter slices of one half meet the longer ones of the other, so that sizes differ by at most one.
-        dealt = np.array_split(ranked, workers)
-        extra = np.array_split(loose, workers)[::-1]
-        return [np.concatenate(pair) for pair in zip(dealt, extra, strict=True)]
+        # The shorter slices of one part join the longer ones of the other, so that sizes differ by at most one.
+        by_label = np.array_split(ranked, workers)
+        evenly = np.array_split(shuffled, workers)[::-1]
+        return [np.concatenate(pair) for pair in zip(by_label, evenly, strict=True)]

@@ -8,16 +8,17 @@ import numpy as np
 from ..core.method import Metadata, option
 from ..data.view import DatasetView
 from .base import Partition
-from .blocks import Division, blocks_of, logged, remarks, stratified
+from .blocks import Division, blocks_of, blocks_with_notes_logged, remarks, stratified
 from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
+from .strata import strata
 
 
 @dataclass
 class Stratified(Partition):
     """At random within every class: C_lj = |V_l| r_j / sum(r) examples of class l for worker j, rounded down or up.
 
-    Sizes follow the speeds and classes are exactly balanced; features are left to chance. The baseline of every
-    comparison of partitions: what a method gains must be gained over this one.
+    Sizes are proportional to the speeds and classes are exactly balanced; features are balanced only on average. This
+    is the baseline for every comparison of partitions.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -32,10 +33,9 @@ class Stratified(Partition):
         check_speeds_option(self.speeds)
 
     def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
-        from .engine.strata import strata
-
         speeds = checked_speeds(known_speeds(self.speeds), workers)
         groups, notes = strata(view, self.bins, workers)
         owner, counts = stratified(groups, speeds, rng)
         values = np.full(counts.shape, np.nan)
-        return logged(Division(blocks_of(owner, workers), groups, counts, values, notes + remarks(counts, speeds)))
+        division = Division(blocks_of(owner, workers), groups, counts, values, notes + remarks(counts, speeds))
+        return blocks_with_notes_logged(division)

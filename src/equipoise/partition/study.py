@@ -1,4 +1,4 @@
-"""A partition put to the test on some data: the blocks, the time they took, the report, the file."""
+"""A partition of one data set with its report: the blocks, the time they took, the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from ..core.errors import UserError
 from ..data.view import DatasetView
 from .audit import audit
 from .base import Partition
-from .engine.strata import strata
 from .from_file import FromFile, read_speeds, write_blocks
+from .strata import strata
 
 
 @dataclass
 class Study:
+    """The blocks that a partition made of one data set, and the report on them."""
+
     name: str
     blocks: list[np.ndarray]
     report: dict[str, Any]
@@ -27,7 +29,7 @@ class Study:
     seconds: float
 
     def write(self, path: str | Path) -> None:
-        """A partition file for `from-file`, with everything that is known of it."""
+        """Write a partition file for `from-file`, with speeds, options and report."""
         try:
             write_blocks(path, self.blocks, speeds=self.report["speeds"], method=self.method, report=self.report)
         except OSError as error:
@@ -45,7 +47,7 @@ def study(
     splits: int = 20,
     name: str = "",
 ) -> Study:
-    """Divide `view` and report. `speeds` are what sizes are held against where the partition has none of its own."""
+    """Partition `view` and report. Sizes are compared with `speeds` where the partition has none of its own."""
     from ..config.registry import name_of
     from ..data.features import feature_array
 
@@ -54,12 +56,12 @@ def study(
     notes: list[str] = []
     values = None
     if plan is not None:
-        found = plan(view, workers, np.random.default_rng([seed, 71]))
-        blocks, notes, values = found.blocks, found.notes, found.values
+        division = plan(view, workers, np.random.default_rng([seed, 71]))
+        blocks, notes, values = division.blocks, division.notes, division.values
     else:
         blocks = partition.blocks(view, workers, seed)
     seconds = time.perf_counter() - started
-    groups, kinds = strata(view, getattr(partition, "bins", 10), workers)
+    groups, strata_notes = strata(view, getattr(partition, "bins", 10), workers)
     own = read_speeds(partition.path) if isinstance(partition, FromFile) else getattr(partition, "speeds", None)
     chosen = features if features is not None else getattr(partition, "features", "inputs")
     report = audit(
@@ -68,16 +70,16 @@ def study(
         blocks,
         own if isinstance(own, list) and speeds is None else speeds,
         values=values,
-        notes=notes or kinds,
+        notes=notes or strata_notes,
         splits=splits,
         seed=seed,
     )
-    title = name_of(partition)
-    return Study(name or title, blocks, report, {"name": title} | _plain(partition.options()), seconds)
+    registered = name_of(partition)
+    return Study(name or registered, blocks, report, {"name": registered} | _json_options(partition.options()), seconds)
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON has them; arrays and functions by their names."""
+def _json_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON has them; arrays and functions by their repr."""
     return {key: value if _is_json(value) else repr(value) for key, value in options.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""When do workers talk?"""
+"""When do workers communicate?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..core.method import Method
 class Period(Method):
     """Decides for each optimizer step whether a round belongs to it.
 
-    In lockstep all workers decide alike, before the step. Without it every worker goes at its own pace and decides when
-    its step is over: then rounds are the only points where all workers meet.
+    In lockstep all workers decide alike, before the step. Otherwise workers are asynchronous and each one decides after
+    its step: then rounds are the only points at which all workers synchronise.
     """
 
     axis: ClassVar[str] = "period"

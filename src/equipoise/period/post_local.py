@@ -12,7 +12,7 @@ from .base import Period
 class PostLocal(Period):
     """A round at every one of the first `switch` optimizer steps, every H steps from then on.
 
-    The early phase, where gradients still change fast, is data-parallel with the periodic average and plain SGD; later
+    Early, while gradients still change fast, the periodic average with plain SGD is then data-parallel training; later,
     local steps save rounds and tend to find flatter minima.
     Reference: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-batches, Use Local SGD, ICLR 2020.
     """

@@ -11,35 +11,36 @@ from .base import Period
 
 @dataclass
 class QSR(Period):
-    """The quadratic synchronisation rule: the smaller the learning rate, the rarer the rounds.
+    """The quadratic synchronisation rule: the smaller the learning rate, the less frequent the rounds.
 
         H = max(base, floor((alpha / lr)^2))
 
-    decided when a round begins, from the learning rate of its first step. While the rate warms up H is `base`: a rate that is
-    small at the start asks for the opposite. A rate that rises within a round is a warm-up, and so are the first
-    `warmup` steps, for one that rises by leaps. `most` bounds H where the rate goes to zero. All workers have the same rate, so they agree. Made for schedules that decay (cosine, linear); with a
-    constant rate H is constant. Good alphas lie near the peak rate times 2 to 4.
+    decided at the first of the H steps, from its learning rate. During warm-up H is `base`, because a small rate there
+    does not mean that workers stay close. A rate that rises between two rounds counts as warm-up, and so do the first
+    `warmup` steps, for a rate that rises in jumps. `most` bounds H where the rate goes to zero. All workers have the
+    same rate, so they agree. Intended for decaying schedules (cosine, linear); with a constant rate H is constant. Good
+    values of alpha are 2 to 4 times the peak rate.
     Reference: Gu, Lyu, Arora, Zhang, Huang, A Quadratic Synchronization Rule for Distributed Deep Learning, ICLR 2024.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="qsr", help="rounds become rarer as the learning rate falls", cites=("gu2024quadratic",)
+        name="qsr", help="rounds become less frequent as the learning rate falls", cites=("gu2024quadratic",)
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("began", "rate", "until")
 
-    base: int = option(4, help="fewest optimizer steps in a round", least=1)
+    base: int = option(4, help="fewest optimizer steps between rounds", least=1)
     alpha: float = option(0.2, help="H is the square of alpha / learning rate", above=0)
     warmup: int = option(0, help="optimizer steps in which the learning rate rises", least=0)
-    most: int = option(1000, help="most optimizer steps in a round", least=1)
+    most: int = option(1000, help="most optimizer steps between rounds", least=1)
 
     def check(self) -> None:
         if self.most < self.base:
             raise UserError(f"most = {self.most} is below base = {self.base}: raise it")
 
     def init_state(self) -> None:
-        self.began, self.rate = 0, 0.0  # the first step of the round under way, and the learning rate there
-        self.until = 0  # the step after which the round under way takes place
+        self.began, self.rate = 0, 0.0  # the first step after the last round, and its learning rate
+        self.until = 0  # the step that ends with the next round
 
     def due(self, clock: Clock) -> bool:
         if clock.step >= self.until:
@@ -50,7 +51,7 @@ class QSR(Period):
         return clock.step + 1 == self.until
 
     def length(self, clock: Clock) -> int:
-        """H of a round that begins now."""
+        """H, from the learning rate of the coming step."""
         if clock.step < self.warmup:
             return self.base
         if clock.lr <= 0:

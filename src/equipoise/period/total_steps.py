@@ -10,17 +10,17 @@ from .base import Period
 
 @dataclass
 class TotalSteps(Period):
-    """A round when all N workers together have taken N H steps since the last one: fast workers take more of them.
+    """A round when all N workers together have taken N H steps since the last one: fast workers take more.
 
-        after a step:  c <- c + 1, the counter that all share;   a round is due if c > N (H - 1)
+        after a step:  c <- c + 1, the shared counter;   a round is due if c > N (H - 1)
 
-    A worker counts when it has finished a step, which asks for the next one; the first step of a round needs no asking.
-    So exactly N H steps are taken between two rounds, H by each worker where all are equally fast, and nobody waits
-    longer than for the step that another one is in. Workers count their own epochs; the run ends, is evaluated and
-    saved at rounds only, where lengths are totals: `steps` times N, `epochs` and `samples` of all workers.
+    A worker adds 1 to the counter when it has finished a step, which claims the next one; the first step after a round
+    needs no claim. So exactly N H steps are taken between two rounds, H by each worker where all are equally fast, and
+    no worker waits longer than one step for a straggler. Workers count their own epochs; the run is evaluated, saved
+    and ended at rounds only, where lengths are totals: `steps` times N, `epochs` and `samples` of all workers.
     On virtual workers simulated time decides who comes first, so a run can be repeated and resumed to the bit. On
-    processes real time does: the counter is in the store of the process group, one request a step, and two
-    runs share their sums but not their bits.
+    processes real time does: the counter is in the store of the process group, with one request per step, and two runs
+    have the same totals but not the same bits.
     Reference: Teng et al., Leader Stochastic Gradient Descent, NeurIPS 2019; Dimlioglu and Choromanska, GRAWA,
     AISTATS 2024.
     """
@@ -38,14 +38,14 @@ class TotalSteps(Period):
 
     def init_state(self) -> None:
         comm = self.context.comm
-        self.met = 0  # rounds since this process began; all have met when a checkpoint is taken, so none needs it
+        self.completed = 0  # rounds since this process started; checkpoints are taken at rounds, so none needs it
         self.base = comm.counter("total-steps", 0)
-        comm.gather_objects(None)  # nobody counts before everybody has read
+        comm.gather_objects(None)  # no worker counts before all have read the base
 
     def due(self, clock: Clock) -> bool:
         size = self.context.size
-        counted = self.context.comm.counter("total-steps", 1) - self.base - self.met * size * self.steps
+        counted = self.context.comm.counter("total-steps", 1) - self.base - self.completed * size * self.steps
         if counted <= size * (self.steps - 1):
             return False
-        self.met += 1
+        self.completed += 1
         return True

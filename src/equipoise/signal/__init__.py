@@ -1,14 +1,14 @@
-"""What orders and batch rules see of each example's gradient."""
+"""The per-example gradients that orders learn from."""
 
 from typing import Any
 
 from .base import GradientView as GradientView
 from .base import Signal as Signal
 from .exact import Exact as Exact
+from .factor_view import FactorView
 from .forward import Forward as Forward
 from .group_gradient import GroupGradient as GroupGradient
 from .last_layer import LastLayer as LastLayer
-from .layers import layers_from
 from .projection import Projection as Projection
 from .rows import Rows as Rows
 
@@ -29,6 +29,6 @@ def signal_of(name: str, group: int) -> Signal:
     return GroupGradient(group) if name == "batch" else SIGNALS[name]()
 
 
-def restored(state: Any) -> GradientView:
+def view_from_state(state: dict[str, Any]) -> GradientView:
     """The view that `GradientView.state` described."""
-    return Rows(state["rows"], state["sizes"]) if "rows" in state else layers_from(state)
+    return Rows(state["rows"], state["sizes"]) if "rows" in state else FactorView.from_state(state)

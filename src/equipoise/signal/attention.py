@@ -1,4 +1,4 @@
-"""The parts of `nn.MultiheadAttention`: the maps to queries, keys and values, and the map of what was attended."""
+"""The factors of `nn.MultiheadAttention`: the input projections (query, key, value) and the output projection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .factors_of_layer import Outer, Place
+from .layer_factors import LinearFactors, Span
 
 _NAMES = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
 
@@ -20,21 +20,21 @@ def attention(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     b: list[torch.Tensor | None],
-    place: Callable[[Any], Place | None],
+    span_of: Callable[[Any], Span | None],
     dtype: torch.dtype,
-) -> list[Outer]:
+) -> list[LinearFactors]:
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     inputs = [given[name] for name in _NAMES[:3]]
-    masked = module.dropout > 0 and module.training
-    unusual = module.bias_k is not None or module.add_zero_attn or any(one is not None for one in b[1:])
-    if masked or unusual or inputs[0].ndim != 3:
+    dropped = module.dropout > 0 and module.training
+    unsupported = module.bias_k is not None or module.add_zero_attn or any(g is not None for g in b[1:])
+    if dropped or unsupported or inputs[0].ndim != 3:
         return []
-    of_itself = inputs[0] is inputs[1] is inputs[2]
+    self_attention = inputs[0] is inputs[1] is inputs[2]
     inputs = [(x if module.batch_first else x.transpose(0, 1)).detach().to(dtype) for x in inputs]
     width, heads = module.embed_dim, module.num_heads
-    together = module.in_proj_weight is not None
-    whole = None if together else [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
-    weights = module.in_proj_weight.chunk(3) if whole is None else whole
+    packed = module.in_proj_weight is not None
+    separate = None if packed else [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    weights = module.in_proj_weight.chunk(3) if separate is None else separate
     shifts = module.in_proj_bias.chunk(3) if module.in_proj_bias is not None else [None] * 3
     zeros = [x.new_zeros(*x.shape[:2], width, requires_grad=True) for x in inputs]
     q, k, v = (
@@ -48,25 +48,27 @@ def attention(
     attended = attended.transpose(1, 2).flatten(2)
     y = b[0] if b[0] is not None else attended.new_zeros(inputs[0].shape)
     y = y if module.batch_first or b[0] is None else y.transpose(0, 1)
-    found = torch.autograd.grad(attended, zeros, y @ module.out_proj.weight.detach().to(dtype))
-    places = _thirds(place(module.in_proj_weight)) if together else [place(w) for w in weights]
-    biases = _thirds(place(module.in_proj_bias))
-    out = Outer(place(module.out_proj.weight), place(module.out_proj.bias), attended.detach(), y)
-    if of_itself and together:
-        return [Outer(place(module.in_proj_weight), place(module.in_proj_bias), inputs[0], torch.cat(found, 2)), out]
-    return [*(Outer(*row) for row in zip(places, biases, inputs, found, strict=True)), out]
+    gradients = torch.autograd.grad(attended, zeros, y @ module.out_proj.weight.detach().to(dtype))
+    spans = _thirds(span_of(module.in_proj_weight)) if packed else [span_of(w) for w in weights]
+    biases = _thirds(span_of(module.in_proj_bias))
+    out = LinearFactors(span_of(module.out_proj.weight), span_of(module.out_proj.bias), attended.detach(), y)
+    if self_attention and packed:
+        weight, bias = span_of(module.in_proj_weight), span_of(module.in_proj_bias)
+        return [LinearFactors(weight, bias, inputs[0], torch.cat(gradients, 2)), out]
+    return [*(LinearFactors(*row) for row in zip(spans, biases, inputs, gradients, strict=True)), out]
 
 
-def _thirds(place: Place | None) -> list[Place | None]:
-    if place is None:
+def _thirds(span: Span | None) -> list[Span | None]:
+    """Query, key and value in a packed projection."""
+    if span is None:
         return [None] * 3
-    third = (place[1] - place[0]) // 3
-    return [(place[0] + i * third, place[0] + (i + 1) * third) for i in range(3)]
+    third = span.size // 3
+    return [Span(span.start + i * third, span.start + (i + 1) * third) for i in range(3)]
 
 
 def _mask(given: dict[str, Any], q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """What is added to the scores, for all examples and heads."""
-    found = None
+    """The sum of both masks, which is added to the scores of all examples and heads."""
+    total = None
     for name in ("attn_mask", "key_padding_mask"):
         mask = given.get(name)
         if mask is None:
@@ -78,5 +80,5 @@ def _mask(given: dict[str, Any], q: torch.Tensor, k: torch.Tensor) -> torch.Tens
             mask = mask[:, None, None]
         elif mask.ndim == 3:
             mask = mask.unflatten(0, (len(q), -1))
-        found = mask if found is None else found + mask
-    return found
+        total = mask if total is None else total + mask
+    return total

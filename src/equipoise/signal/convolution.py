@@ -1,4 +1,4 @@
-"""The factors of a convolution: patches of the input against gradients of the output."""
+"""The factors of a convolution: patches of the input, and gradients of the output."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .factors_of_layer import Made, Outer, Part
+from .layer_factors import ExampleGradients, LayerFactors, LinearFactors, Span
 
-_AT_ONCE = 1 << 18  # numbers of patches unfolded at a time: what stays near a core
+_AT_ONCE = 1 << 18  # numbers of patches unfolded at a time, so that they stay in the cache
 
 
 @dataclass
-class Convolved(Part):
-    """Padded images `a` [B, C, H, W] and output gradients `b` [B, q, H', W']. Computes nothing itself: see
-    `outer`, `made`.
+class ConvolutionFactors(LayerFactors):
+    """Padded images `a` [B, C, H, W] and output gradients `b` [B, q, H', W'].
+
+    Computes no products itself: `linear` or `materialize` converts it first.
     """
 
     a: torch.Tensor
@@ -40,37 +41,39 @@ class Convolved(Part):
         strides = (b, c, h * far, w * wide, h * down, w * right)
         return a.as_strided(shape, strides, a.storage_offset()).reshape(len(a), -1, shape[4] * shape[5])
 
-    def outer(self) -> Outer:
+    def linear(self) -> LinearFactors:
+        """The same gradients as those of a linear map on patches."""
         assert self.groups == 1
-        return Outer(self.weight, self.bias, self._patches(self.a).transpose(1, 2), self.b.flatten(2).transpose(1, 2))
+        a, b = self._patches(self.a).transpose(1, 2), self.b.flatten(2).transpose(1, 2)
+        return LinearFactors(self.weight, self.bias, a, b)
 
-    def made(self) -> Made:
+    def materialize(self) -> ExampleGradients:
         _, t, p, q = self.shape
         chunk = max(1, _AT_ONCE // (t * p * self.groups))
         weights = []
-        for a, b in zip(self.a.split(chunk), self.b.split(chunk), strict=True):
+        for a, b in zip(torch.split(self.a, chunk), torch.split(self.b, chunk), strict=True):
             patches = self._patches(a).view(len(a) * self.groups, p, t)
             outputs = b.reshape(len(a) * self.groups, q // self.groups, t)
             weights.append(torch.bmm(outputs, patches.transpose(1, 2)).view(len(a), -1))
-        pieces = [torch.cat(weights)] if self.weight is not None else []
+        columns = [torch.cat(weights)] if self.weight is not None else []
         if self.bias is not None:
-            pieces.append(self.b.sum((2, 3)))
-        return Made(self.weight, self.bias, torch.cat(pieces, 1))
+            columns.append(self.b.sum((2, 3)))
+        return ExampleGradients(self.weight, self.bias, torch.cat(columns, 1))
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def gram(self, other: Convolved) -> torch.Tensor:
+    def gram(self, other: ConvolutionFactors) -> torch.Tensor:
         raise NotImplementedError
 
     def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         raise NotImplementedError
 
 
-def convolved(
-    module: nn.Conv1d | nn.Conv2d, places: tuple[tuple[int, int] | None, ...], a: torch.Tensor, b: torch.Tensor
-) -> Convolved:
-    """Padding is applied to the images, so that all modes of it are one case; a line is an image of height 1."""
+def convolution(
+    module: nn.Conv1d | nn.Conv2d, spans: tuple[Span | None, ...], a: torch.Tensor, b: torch.Tensor
+) -> ConvolutionFactors:
+    """Padding is applied to the images, so that all its modes are one case; a 1-d input is an image of height 1."""
     if any(module._reversed_padding_repeated_twice):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
@@ -78,5 +81,5 @@ def convolved(
     if isinstance(module, nn.Conv1d):
         a, b = a.unsqueeze(2), b.unsqueeze(2)
         kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
-    weight, bias = places
-    return Convolved(weight, bias, a, b, kernel, stride, dilation, module.groups)  # type: ignore[arg-type]
+    weight, bias = spans
+    return ConvolutionFactors(weight, bias, a, b, kernel, stride, dilation, module.groups)  # type: ignore[arg-type]

@@ -11,28 +11,28 @@ from torch.utils._pytree import tree_leaves
 
 from ..core.errors import UserError
 from .base import Signal, sample_of
-from .hooks import refuse_batch_norm
-from .replay import Live, Pass, random_states
+from .hooks import on_gradient, refuse_batch_norm
+from .replay_view import ModelCall, ReplayView, random_states
 
 
 @dataclass
 class Forward(Signal):
-    """Products with every example's gradient by one forward-mode pass through the whole model: any architecture.
+    """Products with every example's gradient by one forward-mode pass through the model: any architecture.
 
-        <S, g_i> = b_i' (d y_i / d x) S        b_i: gradient of the output y_i, kept when backward comes by
+        <S, g_i> = b_i' (d y_i / d x) S        b_i: gradient of the output y_i, kept during backward
 
     One pass with dual numbers gives the products of all examples, whatever the layers are: recurrent, fused attention,
-    bare parameters, tied weights. S is moved by the gradient of one half of the batch, F, and the gradient of the whole
-    that backward left, G: S += 2 F - G. Nothing tells products of examples with each other, so all signs of a batch are
-    decided against the S of its beginning: as good as in sequence while half a batch is less than an eighth of the
-    effective dimension.
+    bare parameters, tied weights. S is updated with the gradient F of one half of the batch and the gradient G of the
+    batch that backward left: S += 2 F - G. Inner products of examples are not available, so all signs of a batch are
+    chosen against the S before it: as good as in sequence while half a batch is less than an eighth of the effective
+    dimension.
 
     The first dimension of inputs and outputs must be the examples, and the loss a mean over them.
     """
 
     def init_state(self) -> None:
         self.model: nn.Module | None = None
-        self.passes: list[Pass] = []
+        self.calls: list[ModelCall] = []
         self.before = torch.zeros(1)
 
     @contextlib.contextmanager
@@ -41,35 +41,36 @@ class Forward(Signal):
             refuse_batch_norm(model)
             self.model = model
             self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not self.passes:
+        if not self.calls:
             self.before = sample_of(self.parameters.values())
-        with _calls(model, examples) as calls:
+        with _model_calls(model, examples) as calls:
             yield
-        seen = [call for call in calls if any(b is not None for b in call.b)]
-        if not seen:
+        trained = [call for call in calls if any(b is not None for b in call.b)]
+        if not trained:
             raise UserError(
-                "no output of the model got a gradient with the examples first: use --order.signal batch with --order.group SIZE"
+                "no output of the model got a gradient with the examples first: use --order.signal batch with "
+                "--order.group SIZE"
             )
-        for number, call in enumerate(seen):
-            call.opens = number == 0
-        self.passes += seen
+        for number, call in enumerate(trained):
+            call.first_use = number == 0
+        self.calls += trained
 
     def forget(self) -> None:
-        self.passes = []
+        self.calls = []
 
-    def view(self) -> Live:
+    def view(self) -> ReplayView:
         assert self.model is not None
-        passes, self.passes = self.passes, []
-        view = Live(self.model, self.parameters, passes)
+        calls, self.calls = self.calls, []
+        view = ReplayView(self.model, self.parameters, calls)
         view.sample = (sample_of(self.parameters.values()) - self.before) * view.items
-        view.fresh = not self.before.any()
+        view.gradient_is_sum = not self.before.any()
         return view
 
 
 @contextlib.contextmanager
-def _calls(model: nn.Module, examples: int) -> Iterator[list[Pass]]:
-    """The uses of the model inside the block, with the random numbers they began with."""
-    found: list[Pass] = []
+def _model_calls(model: nn.Module, examples: int) -> Iterator[list[ModelCall]]:
+    """The calls of the model inside the block, with the random states that they began with."""
+    calls: list[ModelCall] = []
     began: list[list[torch.Tensor]] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -79,21 +80,21 @@ def _calls(model: nn.Module, examples: int) -> Iterator[list[Pass]]:
         states = began.pop()
         leaves = tree_leaves(output)
         if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            return  # an evaluation in between
+            return  # an evaluation
         ended = random_states(module)
-        drew = any(not torch.equal(one, two) for one, two in zip(states, ended, strict=True))
-        call = Pass(args, kwargs, examples, states, drew, [None] * len(leaves))
-        found.append(call)
-        for place, leaf in enumerate(leaves):
+        random = any(not torch.equal(one, two) for one, two in zip(states, ended, strict=True))
+        call = ModelCall(args, kwargs, examples, states, random, [None] * len(leaves))
+        calls.append(call)
+        for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.ndim and len(leaf) == examples:
-                leaf.register_hook(call.keeper(place))
+                on_gradient(leaf, call.keeper(number))
 
     handles = [
         model.register_forward_pre_hook(before, with_kwargs=True),
         model.register_forward_hook(after, with_kwargs=True),
     ]
     try:
-        yield found
+        yield calls
     finally:
         for handle in handles:
             handle.remove()

@@ -1,9 +1,9 @@
 """Layers that hide their linear maps: recurrent ones and `nn.MultiheadAttention`.
 
-What such a layer computed is computed again from its inputs with a zero added to the result of every linear map; the
-gradient of that zero is the output gradient of the map, and the map's part follows as for `nn.Linear`. Exact, at the
-price of the layer's forward and backward pass without the products for its weights. Where it cannot be repeated
-(dropout inside the layer, packed sequences, projections) there are no parts, and the parameters are left out.
+The layer is computed again from its inputs with a zero added to the result of every linear map. The gradient of that
+zero is the output gradient of the map, and the map's factors follow as for `nn.Linear`. Exact, at the price of the
+layer's forward and backward pass without the products for its weights. Where the layer cannot be recomputed (dropout
+inside it, packed sequences, projections) there are no factors, and its parameters are left out.
 """
 
 from __future__ import annotations
@@ -18,45 +18,46 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .attention import attention
-from .factors_of_layer import Part, Place
+from .hooks import on_gradient
+from .layer_factors import LinearFactors, Span
 from .recurrent import recurrent
 
 
 @dataclass
 class FusedCall:
-    """One use of a fused layer."""
+    """One call of a fused layer."""
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    b: list[torch.Tensor | None] = field(default_factory=list)  # of every output; None until backward comes by
+    b: list[torch.Tensor | None] = field(default_factory=list)  # of every output; None until the backward pass
 
     @torch.enable_grad()
-    def parts(self, place: Callable[[Any], Place | None], examples: int, dtype: torch.dtype) -> list[Part]:
+    def factors(self, span_of: Callable[[Any], Span | None], examples: int, dtype: torch.dtype) -> list[LinearFactors]:
         rule: Any = recurrent if isinstance(self.module, nn.RNNBase) else attention
-        b = [None if one is None else one.to(dtype) for one in self.b]
-        parts = rule(self.module, self.args, self.kwargs, b, place, dtype)
-        return [part for part in parts if len(part.a) == examples and part.places()]
+        b = [None if gradient is None else gradient.to(dtype) for gradient in self.b]
+        maps: list[LinearFactors] = rule(self.module, self.args, self.kwargs, b, span_of, dtype)
+        return [factors for factors in maps if len(factors.a) == examples and factors.spans()]
 
 
 @contextlib.contextmanager
 def fused_calls(modules: Iterable[nn.Module]) -> Iterator[list[FusedCall]]:
-    """The uses of these layers inside the block, in the order of the forward pass."""
-    found: list[FusedCall] = []
+    """The calls of these layers inside the block, in the order of the forward pass."""
+    calls: list[FusedCall] = []
 
     def forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         leaves = tree_leaves(output)
         if not (isinstance(leaves[0], torch.Tensor) and leaves[0].requires_grad):
             return
         call = FusedCall(module, args, kwargs, [None] * len(leaves))
-        found.append(call)
+        calls.append(call)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(_keeper(call, number))
+                on_gradient(leaf, _keeper(call, number))
 
     handles = [module.register_forward_hook(forward, with_kwargs=True) for module in modules]
     try:
-        yield found
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -71,6 +72,6 @@ def _keeper(call: FusedCall, number: int) -> Callable[[torch.Tensor], None]:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """A subclass that changes `forward` is another layer."""
+    """A subclass that overrides `forward` is not."""
     kinds = (nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention)
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)

@@ -16,16 +16,19 @@ from .rows import Rows
 class GroupGradient(Signal):
     """The gradient of each pass, as backward left it: one vector for all examples of a group.
 
-    Any model, BatchNorm included, at the price of a copy of the gradient. The loop takes a pass per group; where a
-    batch is one group that is the pass it takes anyway.
+    Any model, BatchNorm included, at the price of a copy of the gradient. The loop takes one pass per group; where a
+    batch is one group, that is the pass it takes anyway.
     """
 
-    size: int = option(1, help="examples of a group", least=1)
+    size: int = option(1, help="examples in a group", least=1)
 
     def init_state(self) -> None:
-        self.most = self.size  # type: ignore[misc]
         self.rows: list[torch.Tensor] = []
         self.sizes: list[int] = []
+
+    @property
+    def examples_per_pass(self) -> int | None:
+        return self.size
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
@@ -39,7 +42,7 @@ class GroupGradient(Signal):
         self.rows, self.sizes = [], []
 
     def view(self) -> Rows:
-        # Each pass is weighted by its part of the batch: undone here.
+        # Each pass was weighted by its share of the batch: undone here.
         total = sum(self.sizes)
         for row, size in zip(self.rows, self.sizes, strict=True):
             row.mul_(total / size)

@@ -11,45 +11,52 @@ import torch
 from torch import nn
 
 from ..core.errors import UserError
-from .rules import Places, Rule
+from .layer_factors import LayerFactors
+from .layer_rules import ParameterSpans, Rule
 
 
 @dataclass
-class Call:
-    """One use of one layer."""
+class LayerCall:
+    """One call of one layer."""
 
     module: nn.Module
     a: torch.Tensor
     shape: torch.Size
-    b: torch.Tensor | None = None  # None until backward comes by
+    b: torch.Tensor | None = None  # None until the backward pass
 
-    def part(self, rule: Rule, places: Places, dtype: torch.dtype) -> Any:
+    def factors(self, rule: Rule, spans: ParameterSpans, dtype: torch.dtype) -> LayerFactors | None:
         b = self.b if self.b is not None else self.a.new_zeros(self.shape, dtype=dtype)
         a = self.a.to(dtype) if self.a.is_floating_point() else self.a
-        return rule(self.module, places, a, b.to(dtype))
+        return rule(self.module, spans, a, b.to(dtype))
 
 
 @contextlib.contextmanager
-def calls_of(modules: Iterable[nn.Module]) -> Iterator[list[Call]]:
-    """The uses of these layers inside the block, in the order of the forward pass."""
-    found: list[Call] = []
+def layer_calls(modules: Iterable[nn.Module]) -> Iterator[list[LayerCall]]:
+    """The calls of these layers inside the block, in the order of the forward pass."""
+    calls: list[LayerCall] = []
 
     def forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not (isinstance(output, torch.Tensor) and output.requires_grad and args):
-            return  # an evaluation in between, or the first pass of a checkpointed block
-        call = Call(module, args[0].detach(), output.shape)
-        found.append(call)
-        output.register_hook(_keeper(call))
+            return  # an evaluation, or the first pass of a checkpointed block
+        call = LayerCall(module, args[0].detach(), output.shape)
+        calls.append(call)
+        on_gradient(output, _keeper(call))
 
     handles = [module.register_forward_hook(forward) for module in modules]
     try:
-        yield found
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _keeper(call: Call) -> Callable[[torch.Tensor], None]:
+def on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Call `hook` with the gradient of `tensor` in the backward pass."""
+    register: Callable[..., Any] = tensor.register_hook
+    register(hook)
+
+
+def _keeper(call: LayerCall) -> Callable[[torch.Tensor], None]:
     def keep(gradient: torch.Tensor) -> None:
         call.b = gradient if call.b is None else call.b + gradient
 
@@ -60,6 +67,6 @@ def refuse_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             raise UserError(
-                f"{name} is a BatchNorm: it mixes the examples of a batch, so no example has a gradient of its own. Use GroupNorm "
-                "(--model.norm group), or order whole batches: --order.signal batch --order.group SIZE_OF_A_BATCH"
+                f"{name} is a BatchNorm: it mixes the examples of a batch, so no example has a gradient of its own. "
+                "Use GroupNorm (--model.norm group), or order entire batches: --order.signal batch --order.group SIZE"
             )

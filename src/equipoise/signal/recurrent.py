@@ -1,4 +1,4 @@
-"""The parts of `nn.LSTM`, `nn.GRU` and `nn.RNN`: two linear maps a layer and direction, of the input and of the state."""
+"""The factors of `nn.LSTM`, `nn.GRU` and `nn.RNN`: two linear maps per layer and direction, of input and state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .factors_of_layer import Outer, Place
+from .layer_factors import LinearFactors, Span
 
 Cell = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -19,56 +19,56 @@ def recurrent(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     b: list[torch.Tensor | None],
-    place: Callable[[Any], Place | None],
+    span_of: Callable[[Any], Span | None],
     dtype: torch.dtype,
-) -> list[Outer]:
+) -> list[LinearFactors]:
     x = args[0] if args else kwargs["input"]
-    masked = module.dropout > 0 and module.training and module.num_layers > 1
-    if not isinstance(x, torch.Tensor) or x.ndim != 3 or module.proj_size or masked:
+    dropped = module.dropout > 0 and module.training and module.num_layers > 1
+    if not isinstance(x, torch.Tensor) or x.ndim != 3 or module.proj_size or dropped:
         return []
     inner = (x if module.batch_first else x.transpose(0, 1)).detach().to(dtype)
     given = args[1] if len(args) > 1 else kwargs.get("hx")
     starts = (given if isinstance(given, tuple) else (given,)) if given is not None else ()
-    ways = 2 if module.bidirectional else 1
+    directions = 2 if module.bidirectional else 1
     cell = _CELLS[module.mode]
-    parts: list[Outer] = []
+    maps: list[LinearFactors] = []  # `b` holds the zeros whose gradients are the output gradients
     zeros: list[torch.Tensor] = []
     ends: list[list[torch.Tensor]] = [[], []]
     for layer in range(module.num_layers):
         outputs = []
-        for way in range(ways):
-            names = [f"{kind}_l{layer}{'_reverse' if way else ''}" for kind in ("weight_ih", "weight_hh")]
+        for direction in range(directions):
+            names = [f"{kind}_l{layer}{'_reverse' if direction else ''}" for kind in ("weight_ih", "weight_hh")]
             biases = [name.replace("weight", "bias") for name in names]
-            number = layer * ways + way
+            number = layer * directions + direction
             first = [start[number].detach().to(dtype) for start in starts] or [
                 inner.new_zeros(len(inner), module.hidden_size)
             ]
             h, c = first[0], first[-1]
             w = [getattr(module, name).detach().to(dtype) for name in names]
-            shift = [getattr(module, n).detach().to(dtype) if module.bias else None for n in biases]
+            shifts = [getattr(module, n).detach().to(dtype) if module.bias else None for n in biases]
             zero = [inner.new_zeros(*inner.shape[:2], len(w[0]), requires_grad=True) for _ in names]
-            mapped = F.linear(inner, w[0], shift[0]) + zero[0]
-            length = range(inner.shape[1])
+            mapped = F.linear(inner, w[0], shifts[0]) + zero[0]
+            steps = range(inner.shape[1])
             before: dict[int, torch.Tensor] = {}
             after: dict[int, torch.Tensor] = {}
-            for t in reversed(length) if way else length:
+            for t in reversed(steps) if direction else steps:
                 before[t] = h
-                h, c = cell(mapped[:, t], F.linear(h, w[1], shift[1]) + zero[1][:, t], h, c)
+                h, c = cell(mapped[:, t], F.linear(h, w[1], shifts[1]) + zero[1][:, t], h, c)
                 after[t] = h
-            outputs.append(torch.stack([after[t] for t in length], 1))
+            outputs.append(torch.stack([after[t] for t in steps], 1))
             ends[0].append(h)
             ends[1].append(c)
             zeros += zero
-            states = torch.stack([before[t] for t in length], 1).detach()
+            states = torch.stack([before[t] for t in steps], 1).detach()
             for name, bias, a, z in zip(names, biases, (inner.detach(), states), zero, strict=True):
-                parts.append(Outer(place(getattr(module, name)), place(getattr(module, bias, None)), a, z))
+                maps.append(LinearFactors(span_of(getattr(module, name)), span_of(getattr(module, bias, None)), a, z))
         inner = torch.cat(outputs, -1)
     out = inner if module.batch_first else inner.transpose(0, 1)
     seeds = [(y, g) for y, g in zip((out, *(torch.stack(end) for end in ends)), b, strict=False) if g is not None]
     if not seeds:
-        return [Outer(p.weight, p.bias, p.a, p.b.detach()) for p in parts]
-    found = torch.autograd.grad([y for y, _ in seeds], zeros, [g for _, g in seeds])
-    return [Outer(p.weight, p.bias, p.a, g) for p, g in zip(parts, found, strict=True)]
+        return [LinearFactors(p.weight, p.bias, p.a, p.b.detach()) for p in maps]
+    gradients = torch.autograd.grad([y for y, _ in seeds], zeros, [g for _, g in seeds])
+    return [LinearFactors(p.weight, p.bias, p.a, g) for p, g in zip(maps, gradients, strict=True)]
 
 
 def _lstm(

@@ -1,4 +1,4 @@
-"""Vectors that are there: sketches, and gradients of groups."""
+"""Vectors in memory: sketches, and gradients of groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import SAMPLE, GradientView
 
 
 class Rows(GradientView):
-    """A matrix with one vector a row."""
+    """A matrix with one vector per row."""
 
     def __init__(self, rows: torch.Tensor, sizes: list[int]):
         self.rows, self.sizes = rows, sizes
@@ -19,10 +19,10 @@ class Rows(GradientView):
 
     @property
     def sample(self) -> torch.Tensor:  # type: ignore[override]
-        some = self.rows[:, :: max(1, self.dimension // SAMPLE)][:, :SAMPLE]
+        columns = self.rows[:, :: max(1, self.dimension // SAMPLE)][:, :SAMPLE]
         if sum(self.sizes) == self.items:
-            return some.sum(0)
-        return torch.tensor(self.sizes, dtype=some.dtype, device=some.device) @ some
+            return columns.sum(0)
+        return torch.tensor(self.sizes, dtype=columns.dtype, device=columns.device) @ columns
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
         return self.rows @ vector
@@ -48,12 +48,12 @@ class Rows(GradientView):
         return Rows(self.rows[items], [self.sizes[i] for i in items])
 
     def join(self, later: GradientView) -> GradientView:
-        from .replay import Live
+        from .replay_view import ReplayView
 
-        if isinstance(later, Live):
+        if isinstance(later, ReplayView):
             return later.after(self)
         assert isinstance(later, Rows)
         return Rows(torch.cat([self.rows, later.rows]), self.sizes + later.sizes)
 
-    def state(self) -> Any:
+    def state(self) -> dict[str, Any]:
         return {"rows": self.rows.clone(), "sizes": list(self.sizes)}

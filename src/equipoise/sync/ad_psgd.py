@@ -129,8 +129,9 @@ class Pairs(Topology):
     base: Topology = option(Ring(), help="whose edges are paired; undirected")
     seed: int = option(0, help="of the pairs; the same on all workers", least=0)
 
-    def check(self) -> None:
-        self.content = self.base.content
+    @property
+    def content(self) -> str:
+        return self.base.content
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         partner = _partners(Key(self.identity, self), round)[rank]

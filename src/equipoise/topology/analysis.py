@@ -1,4 +1,4 @@
-"""What follows from the weights of a bound topology. Cached by what it is: equal ones share it."""
+"""Properties of the weights of a bound topology, cached: topologies with the same identity share the results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..core.errors import UserError
 if TYPE_CHECKING:
     from .base import Topology
 
-WINDOW = 64  # rounds looked at where a sequence never repeats
-_LONG = 1000  # rounds simulated for such a sequence
+WINDOW = 64  # rounds examined where a sequence never repeats
+_MOST_ROUNDS = 1000  # rounds simulated for such a sequence
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Key:
-    """A bound topology as a key of a cache: equal if the identity is."""
+    """A bound topology as a cache key; two are equal if their identities are."""
 
     identity: str
     topology: Topology = field(compare=False, repr=False)
@@ -31,7 +31,7 @@ class Key:
 
 @lru_cache(maxsize=64)
 def outgoing(key: Key, round: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """For each worker who mixes it in, with which weight: the columns of W without the diagonal."""
+    """For each worker, who mixes it in and with which weight: the columns of W without the diagonal."""
     columns: list[list[tuple[int, float]]] = [[] for _ in range(key.topology.size)]
     for rank in range(key.topology.size):
         for peer, weight in key.topology.neighbours(round, rank):
@@ -51,7 +51,7 @@ def symmetric(key: Key) -> bool:
 
 @lru_cache(maxsize=64)
 def eigenvalues(key: Key, round: int) -> list[float]:
-    """Of a symmetric W, the largest (which is 1) first."""
+    """The eigenvalues of a symmetric W, the largest (which is 1) first."""
     if not key.topology.symmetric:
         raise UserError(
             f"{key.topology!r} over {key.topology.size} workers is directed: its eigenvalues have no order; "
@@ -86,61 +86,61 @@ def rounds_to_contract(key: Key, factor: float) -> int | None:
     if topology.diameter() is None:
         return None
     if topology.cycle == 1 and topology.symmetric:  # ||W^r - J|| = lambda^r
-        slow = topology.rate()
-        if slow <= factor:
+        per_round = topology.rate()
+        if per_round <= factor:
             return 1
-        return math.ceil(math.log(factor) / math.log(slow) - TOLERANCE) if slow < 1.0 else None
-    enough = factor + TOLERANCE
-    before, done = _whole_periods(topology, enough) if topology.cycle else (np.eye(topology.size), 0)
+        return math.ceil(math.log(factor) / math.log(per_round) - TOLERANCE) if per_round < 1.0 else None
+    bound = factor + TOLERANCE
+    before, done = _complete_periods(topology, bound) if topology.cycle else (np.eye(topology.size), 0)
     if before is None:
         return None
-    for round in range(done, done + (topology.cycle or _LONG)):
+    for round in range(done, done + (topology.cycle or _MOST_ROUNDS)):
         before = topology.matrix(round) @ before
-        if _disagreement(before) <= enough:
+        if _disagreement(before) <= bound:
             return round + 1
     return None
 
 
-def _whole_periods(topology: Topology, enough: float) -> tuple[np.ndarray | None, int]:
-    """The product of the most whole periods that do not contract enough, and their number of rounds.
+def _complete_periods(topology: Topology, bound: float) -> tuple[np.ndarray | None, int]:
+    """The product over as many complete periods as leave the disagreement above `bound`, and their number of rounds.
 
-    Disagreement never grows under doubly stochastic W, so powers of two find that number in few products.
+    Disagreement never grows under doubly stochastic W, so a binary search over powers of two needs few products.
     """
     product = np.eye(topology.size)
     for round in range(topology.cycle):
         product = topology.matrix(round) @ product
     powers = [product]
-    while _disagreement(powers[-1]) > enough:
-        if len(powers) > 40:  # it never will: the weights move the mean, or keep two camps apart
+    while _disagreement(powers[-1]) > bound:
+        if len(powers) > 40:  # it never falls: the weights move the mean, or two groups never exchange anything
             return None, 0
         powers.append(powers[-1] @ powers[-1])
     before, periods = np.eye(topology.size), 0
     for i in reversed(range(len(powers) - 1)):
         further = powers[i] @ before
-        if _disagreement(further) > enough:
+        if _disagreement(further) > bound:
             before, periods = further, periods + 2**i
     return before, periods * topology.cycle
 
 
 @lru_cache(maxsize=64)
 def spread(key: Key) -> int | None:
-    """Rounds until everybody has heard of everybody, by sets of workers as bits of one integer each."""
+    """Rounds until information of every worker has reached all others; sets of workers are the bits of an integer."""
     topology, size = key.topology, key.topology.size
-    heard = [1 << rank for rank in range(size)]
-    everybody, rounds, still = (1 << size) - 1, 0, 0
+    reached_by = [1 << rank for rank in range(size)]
+    everyone, rounds, unchanged = (1 << size) - 1, 0, 0
     graphs: dict[int, list[list[int]]] = {}
-    while any(known != everybody for known in heard):
+    while any(sources != everyone for sources in reached_by):
         place = rounds % topology.cycle if topology.cycle else rounds
         if place not in graphs:
             graphs[place] = [[p for p, w in topology.neighbours(place, r) if w > 0.0] for r in range(size)]
-        after = list(heard)
+        after = list(reached_by)
         for rank, peers in enumerate(graphs[place]):
             for peer in peers:
-                after[rank] |= heard[peer]
-        rounds, still = rounds + 1, still + 1 if after == heard else 0
-        if still >= (topology.cycle or WINDOW):  # a whole period brought no news: nothing will
+                after[rank] |= reached_by[peer]
+        rounds, unchanged = rounds + 1, unchanged + 1 if after == reached_by else 0
+        if unchanged >= (topology.cycle or WINDOW):  # a complete period changed nothing, so nothing will
             return None
-        heard = after
+        reached_by = after
     return rounds
 
 
@@ -157,39 +157,39 @@ def fingerprint(key: Key) -> str:
 
 @lru_cache(maxsize=256)
 def check_weights(key: Key, round: int, push_sum: bool) -> None:
-    """Peers that exist, weights not negative, rows and columns that sum to 1, symmetry where claimed."""
+    """Check that peers exist, weights are >= 0, rows and columns sum to 1, and undirected graphs are symmetric."""
     topology, size = key.topology, key.topology.size
-    who = f"{topology!r} over {size} workers, round {round}"
-    given, got = np.zeros(size), np.zeros(size)
+    where = f"{topology!r} over {size} workers, round {round}"
+    given, received = np.zeros(size), np.zeros(size)
     links: dict[tuple[int, int], float] = {}
     for rank in range(size):
         for peer, weight in topology.neighbours(round, rank):
             if not 0 <= peer < size or peer == rank or (rank, peer) in links:
                 raise UserError(
-                    f"{who}: worker {rank} lists peer {peer}: list other workers, each once, 0 to {size - 1}"
+                    f"{where}: worker {rank} lists peer {peer}: list other workers, each once, 0 to {size - 1}"
                 )
             if not weight >= 0.0:
-                raise UserError(f"{who}: the weight of {peer} at {rank} is {weight}: weights must not be negative")
+                raise UserError(f"{where}: the weight of {peer} at {rank} is {weight}: weights must not be negative")
             links[rank, peer] = weight
-            given[peer], got[rank] = given[peer] + weight, got[rank] + weight
+            given[peer], received[rank] = given[peer] + weight, received[rank] + weight
     for rank in range(size):
         if given[rank] > 1.0 + TOLERANCE:
-            raise UserError(f"{who}: worker {rank} gives {given[rank]:.6g} of its model away: it may give 1 at most")
-        if not push_sum and abs(got[rank] - given[rank]) > TOLERANCE:
+            raise UserError(f"{where}: worker {rank} gives {given[rank]:.6g} of its model away: it may give 1 at most")
+        if not push_sum and abs(received[rank] - given[rank]) > TOLERANCE:
             raise UserError(
-                f"{who}: worker {rank} receives weights of {got[rank]:.6g}, gives {given[rank]:.6g}, which "
+                f"{where}: worker {rank} receives weights of {received[rank]:.6g}, gives {given[rank]:.6g}, which "
                 "moves the mean: make them equal, use an undirected graph, or --sync sgp, which corrects it"
             )
     if not topology.directed:
         for (rank, peer), weight in links.items():
             if abs(links.get((peer, rank), 0.0) - weight) > TOLERANCE:
                 raise UserError(
-                    f"{who}: {rank} mixes in {peer} with weight {weight:.6g} but not the other way round: "
+                    f"{where}: {rank} mixes in {peer} with weight {weight:.6g} but not the other way round: "
                     "make the weights symmetric or declare the topology `directed = True`"
                 )
 
 
 def _disagreement(product: np.ndarray) -> float:
-    """||P - J||_2, by the eigenvalues of the square: several times faster than by singular values."""
+    """||P - J||_2, from the eigenvalues of the squared matrix: several times faster than singular values."""
     centred = product - 1.0 / len(product)
     return float(np.sqrt(max(0.0, np.linalg.eigvalsh(centred.T @ centred)[-1])))

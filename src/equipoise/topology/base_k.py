@@ -15,9 +15,9 @@ Round = list[Link]
 
 @dataclass
 class BaseK(Topology):
-    """The Base-(k+1) graph: at most k peers a round, and one period is the exact mean, for any n.
+    """The Base-(k+1) graph: at most k peers per round, and one period gives the exact mean, for any n.
 
-    Three ideas, each built on the one before. *Cube*: if n = f_1 ... f_L with all f <= k + 1, round j
+    Three constructions, each built on the one before. *Cube*: if n = f_1 ... f_L with all f <= k + 1, round j
     averages the cliques of workers that differ in digit j of their number. *Simple*: otherwise write n in
     base k + 1 as groups of a_l (k+1)^p_l workers; each group averages itself, then group j meets all later
     groups once, with weights that make the mean of each of its a_j parts the global one, and the parts spread
@@ -31,7 +31,7 @@ class BaseK(Topology):
 
     metadata: ClassVar[Metadata] = Metadata(
         name="base-k",
-        help="at most k peers a round; one period is the exact mean for any number of workers",
+        help="at most k peers per round; one period gives the exact mean for any world size",
         cites=("takezawa2023beyond",),
     )
 
@@ -47,7 +47,7 @@ class BaseK(Topology):
 
 @lru_cache(maxsize=16)
 def _table(size: int, degree: int) -> list[list[list[tuple[int, float]]]]:
-    """For each round and worker its peers and their weights."""
+    """The peers and their weights, by round and worker."""
     table = []
     for links in _shortest(range(size), degree):
         peers: list[list[tuple[int, float]]] = [[] for _ in range(size)]
@@ -67,8 +67,8 @@ def _shortest(workers: Sequence[int], degree: int) -> list[Round]:
     blocks = [workers[start : start + rest] for start in range(0, len(workers), rest)]
     factors = _factors(len(blocks), degree + 1)
     assert factors is not None
-    nested = _beside(_simple(block, degree) for block in blocks)
-    nested += _beside(_cube(across, factors) for across in zip(*blocks, strict=True))
+    nested = _in_parallel(_simple(block, degree) for block in blocks)
+    nested += _in_parallel(_cube(across, factors) for across in zip(*blocks, strict=True))
     return simple if len(simple) < len(nested) else nested
 
 
@@ -77,26 +77,27 @@ def _simple(workers: Sequence[int], degree: int) -> list[Round]:
     if factors is not None:
         return _cube(workers, factors)
     groups = _groups(workers, degree + 1)  # each a list of equal parts of (k+1)^p workers
-    whole = [[worker for part in group for worker in part] for group in groups]
-    among = [_simple(group, degree) for group in whole]
+    flat = [[worker for part in group for worker in part] for group in groups]
+    within = [_simple(group, degree) for group in flat]
     spread = [
-        _beside(_simple(part, degree) for part in group) or inside for group, inside in zip(groups, among, strict=True)
+        _in_parallel(_simple(part, degree) for part in group) or inside
+        for group, inside in zip(groups, within, strict=True)
     ]
-    rounds = _beside(among)
+    rounds = _in_parallel(within)
     for turn in range(len(spread[0]) + 1):
         links: Round = []
         if turn < len(groups) - 1:
-            links += _meet(groups[turn], [worker for group in whole[turn + 1 :] for worker in group], degree)
+            links += _meet(groups[turn], [worker for group in flat[turn + 1 :] for worker in group], degree)
         for j, parts in enumerate(spread):
             met = min(j, len(groups) - 2)  # the last two groups meet in the same turn
             if turn > met:
-                links += _again(parts, turn - met - 1)
+                links += _cyclic(parts, turn - met - 1)
         rounds.append(links)
     return rounds
 
 
 def _meet(group: Sequence[Sequence[int]], later: list[int], degree: int) -> Round:
-    """Each later worker meets one worker of every part of the group; those left over meet one another.
+    """Link each later worker to one worker of every part of the group, and the remaining ones to each other.
 
     With the weights |group| / (|group| + |later|) / parts the later workers hold the mean of both sides, and
     every part of the group sums to its share of it.
@@ -138,24 +139,23 @@ def _factors(number: int, most: int) -> tuple[int, ...] | None:
     if number == 1:
         return ()
     rests = [(f, _factors(number // f, most)) for f in range(2, min(most, number) + 1) if number % f == 0]
-    found = [(f, *rest) for f, rest in rests if rest is not None]
-    return min(found, key=len) if found else None
+    candidates = [(f, *rest) for f, rest in rests if rest is not None]
+    return min(candidates, key=len) if candidates else None
 
 
 def _average(clique: Sequence[int]) -> Round:
     return [(a, b, 1.0 / len(clique)) for a, b in combinations(clique, 2)]
 
 
-def _beside(sequences: Iterable[list[Round]]) -> list[Round]:
-    """Sequences over disjoint workers at the same time; shorter ones start again.
+def _in_parallel(sequences: Iterable[list[Round]]) -> list[Round]:
+    """Run sequences over disjoint workers in parallel; shorter ones repeat.
 
-    Once the mean is reached a repeat changes nothing; it is kept because in training disagreement keeps
-    arising.
+    Once the mean is reached a repetition changes nothing in theory; in training, new disagreement arises all the time.
     """
-    every = list(sequences)
-    length = max(map(len, every), default=0)
-    return [[link for rounds in every for link in _again(rounds, i)] for i in range(length)]
+    parallel = list(sequences)
+    length = max(map(len, parallel), default=0)
+    return [[link for rounds in parallel for link in _cyclic(rounds, i)] for i in range(length)]
 
 
-def _again(rounds: list[Round], index: int) -> Round:
+def _cyclic(rounds: list[Round], index: int) -> Round:
     return rounds[index % len(rounds)] if rounds else []

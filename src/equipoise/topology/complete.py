@@ -9,9 +9,9 @@ from .base import Static
 
 @dataclass
 class Complete(Static):
-    """Everybody talks to everybody, all weights 1/n: one round is the exact mean, lambda = 0."""
+    """Every worker talks to every other, all weights 1/n: one round gives the exact mean, lambda = 0."""
 
-    metadata: ClassVar[Metadata] = Metadata(name="complete", help="everybody talks to everybody")
+    metadata: ClassVar[Metadata] = Metadata(name="complete", help="every worker talks to every other")
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         return [(peer, 1.0 / size) for peer in range(size) if peer != rank]

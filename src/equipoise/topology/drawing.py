@@ -1,4 +1,4 @@
-"""Pictures of a bound topology: SVG by hand, PNG by matplotlib. One panel for each round of a period."""
+"""Pictures of a bound topology: SVG without dependencies, PNG with matplotlib. One panel per round of a period."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import UserError
+from ..core.extras import require
 from .base import Topology
 from .star import Star
 from .torus import Torus
@@ -18,15 +19,17 @@ _INK, _NODE, _TEXT = "#5b6b7f", "#2f6db5", "#1d2733"
 
 
 class DrawnEdge(NamedTuple):
+    """A line or an arrow between two workers."""
+
     start: int
     end: int
     weight: float
     arrow: bool
-    bend: float  # of the curve, as a part of its length; 0 is straight
+    bend: float  # of the curve, as a fraction of its length; 0 is straight
 
 
 def draw(topology: Topology, path: str | Path) -> None:
-    """Write a picture; the ending of the file name says which kind."""
+    """Write a picture; the suffix of the file name selects the format."""
     path = Path(path)
     kinds = {".svg": _write_svg, ".png": _write_png}
     if path.suffix.lower() not in kinds:
@@ -38,14 +41,15 @@ def draw(topology: Topology, path: str | Path) -> None:
 
 
 def svg(topology: Topology, *, inline: bool = False) -> str:
-    """The picture as the text of an SVG file, or `inline` for a page, whose colours of text and paper it takes."""
+    """The picture as a string of SVG; `inline` for an HTML page, whose text and background colours it takes."""
     rounds = panels(topology)
     across = min(4, len(rounds))
     width, height = across * _SIDE, _TITLE + math.ceil(len(rounds) / across) * _SIDE
     tip = f'<path d="M0 0L6 3L0 6z" fill="{_INK}"/>'
-    kind, text = ("", "currentColor") if inline else ('xmlns="http://www.w3.org/2000/svg" ', _TEXT)
+    namespace, text = ("", "currentColor") if inline else ('xmlns="http://www.w3.org/2000/svg" ', _TEXT)
     parts = [
-        f'<svg {kind}viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="sans-serif" fill="{text}">',
+        f'<svg {namespace}viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="sans-serif" '
+        f'fill="{text}">',
         f'<defs><marker id="tip" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6" markerHeight="6" '
         f'markerUnits="userSpaceOnUse" orient="auto">{tip}</marker></defs>',
         "" if inline else f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -70,7 +74,7 @@ def panels(topology: Topology) -> range:
 
 
 def places(topology: Topology) -> list[tuple[float, float]]:
-    """Where each worker stands in the unit square: on a circle, a torus on its grid, a hub in the middle."""
+    """The position of each worker in the unit square: on a circle, a torus on its grid, a hub in the middle."""
     size = topology.size
     if isinstance(topology, Torus):
         rows, columns = topology.grid(size)
@@ -88,15 +92,15 @@ def places(topology: Topology) -> list[tuple[float, float]]:
 def links(topology: Topology, round: int) -> list[DrawnEdge]:
     """Every link once; an arrow where the two directions differ."""
     weights = {(peer, rank): w for rank in range(topology.size) for peer, w in topology.neighbours(round, rank)}
-    spots, found = places(topology), []
+    spots, drawn = places(topology), []
     for (a, b), weight in weights.items():
         both = abs(weights.get((b, a), -1.0) - weight) < 1e-12
         if both and a > b:
             continue
-        # On a grid, links around the edge would run through the workers between their ends.
+        # On a grid, a link around the border would run through the workers in between: it is bent.
         far = isinstance(topology, Torus) and math.dist(spots[a], spots[b]) > 1.5 * _shortest(spots)
-        found.append(DrawnEdge(a, b, weight, not both, 0.15 if far else 0.0))
-    return found
+        drawn.append(DrawnEdge(a, b, weight, not both, 0.15 if far else 0.0))
+    return drawn
 
 
 def _shortest(spots: list[tuple[float, float]]) -> float:
@@ -144,16 +148,16 @@ def _write_svg(topology: Topology, path: Path) -> None:
 
 
 def _write_png(topology: Topology, path: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Circle, FancyArrowPatch
-    except ImportError:
-        raise UserError("a PNG needs matplotlib: pip install matplotlib, or choose a name that ends in .svg") from None
+    purpose = "a PNG (unlike an .svg)"
+    backend = require("matplotlib.backends.backend_agg", "plot", purpose)
+    figures = require("matplotlib.figure", "plot", purpose)
+    patches = require("matplotlib.patches", "plot", purpose)
     rounds = panels(topology)
     across = min(4, len(rounds))
-    figure = Figure(figsize=(3.2 * across, 0.4 + 3.2 * math.ceil(len(rounds) / across)), dpi=150, layout="tight")
-    FigureCanvasAgg(figure)
+    figure = figures.Figure(
+        figsize=(3.2 * across, 0.4 + 3.2 * math.ceil(len(rounds) / across)), dpi=150, layout="tight"
+    )
+    backend.FigureCanvasAgg(figure)
     figure.suptitle(title(topology), fontsize=10)
     spots, radius = places(topology), _radius(topology.size)
     for i, round in enumerate(rounds):
@@ -162,7 +166,7 @@ def _write_png(topology: Topology, path: Path) -> None:
         axes.title.set_fontsize(8)
         axes.axis("off")
         for link in links(topology, round):
-            arrow = FancyArrowPatch(
+            arrow = patches.FancyArrowPatch(
                 spots[link.start],
                 spots[link.end],
                 arrowstyle="-|>" if link.arrow else "-",
@@ -174,7 +178,7 @@ def _write_png(topology: Topology, path: Path) -> None:
             arrow.set(color=_INK, alpha=0.7, linewidth=0.7 * _width(link.weight))
             axes.add_patch(arrow)
         for rank, spot in enumerate(spots):
-            axes.add_patch(Circle(spot, radius, color=_NODE, zorder=3))
+            axes.add_patch(patches.Circle(spot, radius, color=_NODE, zorder=3))
             if topology.size <= 40:
                 axes.text(*spot, str(rank), color="#ffffff", fontsize=140 * radius, ha="center", va="center", zorder=4)
     figure.savefig(path)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ..core.errors import UserError
 from ..core.method import Metadata, option
 from .base import Static
-from .graphs import parts, reach
+from .graphs import components, reach
 from .weights import metropolis
 
 Peers = tuple[list[tuple[int, float]], ...]
@@ -17,7 +17,7 @@ Peers = tuple[list[tuple[int, float]], ...]
 
 @dataclass(frozen=True)
 class Links:
-    """A checked list of links with its digest, which stands for it as a key."""
+    """A checked list of links. Caches compare the digest only."""
 
     digest: str
     rows: tuple[tuple[int, int, float | None], ...] = field(compare=False)
@@ -27,9 +27,9 @@ class Links:
 class Edges(Static):
     """Your own graph: lines `a b [weight]` in a file, or the same as a list; `#` starts a comment.
 
-    Undirected: a and b mix each other in, with Metropolis-Hastings weights unless every line gives one.
-    Directed: a sends to b the weight's share of its model, 1 / (1 + out-degree) unless given; the rest it
-    keeps. Only push-sum methods take a directed graph whose workers give more than they get.
+    Undirected: a and b mix each other in, with Metropolis-Hastings weights unless every line gives a weight.
+    Directed: a sends to b the fraction `weight` of its model, 1 / (1 + out-degree) unless given, and keeps the rest.
+    Only push-sum methods accept a directed graph in which a worker gives away more than it receives.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
@@ -52,11 +52,14 @@ class Edges(Static):
         for (where, _), (a, b, _) in zip(lines, rows, strict=True):
             pair = (a, b) if self.directed else (min(a, b), max(a, b))
             if pair in seen:
-                raise UserError(f"{where}: the link {a} {b} is there already: keep one of the two")
+                raise UserError(f"{where}: the link {a} {b} is listed twice: keep one of the two")
             seen.add(pair)
-        # Read once: what a worker mixes must not change with the file. Copies and pickles carry it.
-        self.content = hashlib.sha256(repr(rows).encode()).hexdigest()
-        self._links = Links(self.content, rows)
+        # Read once, at construction: the weights must not change with the file. Copies and pickles contain the links.
+        self._links = Links(hashlib.sha256(repr(rows).encode()).hexdigest(), rows)
+
+    @property
+    def content(self) -> str:
+        return self._links.digest
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         if not self._links.rows:
@@ -67,41 +70,43 @@ class Edges(Static):
 @lru_cache(maxsize=16)
 def _undirected(links: Links, size: int) -> Peers:
     graph: list[dict[int, float | None]] = [{} for _ in range(size)]
-    for a, b, weight in _within(links, size):
+    for a, b, weight in _links_that_fit(links, size):
         graph[a][b] = graph[b][a] = weight
-    separate = parts(graph)
+    separate = components(graph)
     if len(separate) > 1:
         raise UserError(
-            f"Edges over {size} workers: not connected, {_some(separate[0])} and {_some(separate[1])} "
-            f"never meet: add a link between them, such as {separate[0][0]} {separate[1][0]}"
+            f"Edges over {size} workers: not connected, {_listed(separate[0])} and {_listed(separate[1])} "
+            f"have no path between them: add a link, such as {separate[0][0]} {separate[1][0]}"
         )
     if any(weight is None for peers in graph for weight in peers.values()):
         return tuple(metropolis(rank, graph.__getitem__) for rank in range(size))
-    return _given(graph, size)
+    return _checked(graph, size)
 
 
 @lru_cache(maxsize=16)
 def _directed(links: Links, size: int) -> Peers:
     graph: list[dict[int, float | None]] = [{} for _ in range(size)]  # by sender
-    for a, b, weight in _within(links, size):
+    for a, b, weight in _links_that_fit(links, size):
         graph[a][b] = weight
-    sent = _given([{b: 1.0 / (1 + len(peers)) if w is None else w for b, w in peers.items()} for peers in graph], size)
+    sent = _checked(
+        [{b: 1.0 / (1 + len(peers)) if w is None else w for b, w in peers.items()} for peers in graph], size
+    )
     received: Peers = tuple([] for _ in range(size))
     for a, peers in enumerate(sent):
         for b, weight in peers:
             received[b].append((a, weight))
-    for way, arrows in (("reaches", sent), ("hears of", received)):
+    for verb, arrows in (("reaches", sent), ("hears from", received)):
         missing = set(range(size)) - reach([[peer for peer, _ in peers] for peers in arrows], 0)
         if missing:
             raise UserError(
-                f"Edges over {size} workers: not strongly connected, worker 0 never {way} "
-                f"{_some(sorted(missing))}: add links, or leave out `directed`"
+                f"Edges over {size} workers: not strongly connected, worker 0 never {verb} "
+                f"{_listed(sorted(missing))}: add links, or leave out `directed`"
             )
     return received
 
 
-def _given(graph: Any, size: int) -> Peers:
-    """The weights as given, if every worker has something left for itself or exactly nothing."""
+def _checked(graph: Any, size: int) -> Peers:
+    """The weights as given; refused where a worker gives away more than 1."""
     for rank in range(size):
         total = sum(graph[rank].values())
         if total > 1.0 + 1e-9:
@@ -109,7 +114,8 @@ def _given(graph: Any, size: int) -> Peers:
     return tuple(list(peers.items()) for peers in graph)
 
 
-def _within(links: Links, size: int) -> tuple[tuple[int, int, float | None], ...]:
+def _links_that_fit(links: Links, size: int) -> tuple[tuple[int, int, float | None], ...]:
+    """The links; refused where one names a worker outside the world size."""
     for a, b, _ in links.rows:
         if max(a, b) >= size:
             raise UserError(
@@ -127,12 +133,12 @@ def _lines(path: str) -> list[tuple[str, str]]:
             f"edge file {path} does not exist: pass the path of a file with a line `a b` per link"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"edge file {path} cannot be read ({error}): it must be plain text") from None
+        raise UserError(f"edge file {path} cannot be read ({error}): it must be a plain text file") from None
     stripped = [(f"{path} line {i}", line.split("#")[0].strip()) for i, line in enumerate(text.splitlines(), 1)]
-    found = [(where, line) for where, line in stripped if line]
-    if not found:
+    lines = [(where, line) for where, line in stripped if line]
+    if not lines:
         raise UserError(f"edge file {path} has no links: write a line `a b` for each")
-    return found
+    return lines
 
 
 def _row(where: str, line: Any) -> tuple[int, int, float | None]:
@@ -154,6 +160,6 @@ def _row(where: str, line: Any) -> tuple[int, int, float | None]:
     return row
 
 
-def _some(ranks: list[int]) -> str:
+def _listed(ranks: list[int]) -> str:
     shown = " ".join(map(str, ranks[:6])) + (" ..." if len(ranks) > 6 else "")
     return f"worker{'s' if len(ranks) > 1 else ''} {shown}"

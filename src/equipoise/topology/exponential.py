@@ -18,7 +18,7 @@ class Exponential(Static):
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="exponential", help="sends to 1, 2, 4, ... further on; directed", cites=("ying2021exponential",)
+        name="exponential", help="worker i sends to i + 1, i + 2, i + 4, ...; directed", cites=("ying2021exponential",)
     )
 
     directed = True

@@ -1,4 +1,4 @@
-"""What several topologies ask of a graph given as the peers of each worker."""
+"""Connectivity of a graph that is given as the peers of each worker."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 
 
 def reach(graph: Sequence[Iterable[int]], start: int) -> set[int]:
-    """Everybody whom `start` reaches along the links, itself included."""
-    found, frontier = {start}, [start]
+    """All workers that `start` reaches along the links, itself included."""
+    reached, frontier = {start}, [start]
     while frontier:
-        new = [peer for peer in graph[frontier.pop()] if peer not in found]
-        found.update(new)
+        new = [peer for peer in graph[frontier.pop()] if peer not in reached]
+        reached.update(new)
         frontier.extend(new)
-    return found
+    return reached
 
 
-def parts(graph: Sequence[Iterable[int]]) -> list[list[int]]:
-    """The connected parts of an undirected graph, each sorted, the one of worker 0 first."""
-    unseen, found = set(range(len(graph))), []
+def components(graph: Sequence[Iterable[int]]) -> list[list[int]]:
+    """The connected components of an undirected graph, each sorted, the one of worker 0 first."""
+    unseen, result = set(range(len(graph))), []
     while unseen:
-        part = reach(graph, min(unseen))
-        unseen -= part
-        found.append(sorted(part))
-    return found
+        component = reach(graph, min(unseen))
+        unseen -= component
+        result.append(sorted(component))
+    return result

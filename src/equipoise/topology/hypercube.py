@@ -10,13 +10,13 @@ from .base import Static
 
 @dataclass
 class Hypercube(Static):
-    """Worker i talks to the d workers whose number differs from i in one bit; n = 2^d, weights 1 / (d + 1).
+    """Worker i talks to the d workers whose rank differs from i in one bit; n = 2^d, weights 1 / (d + 1).
 
     lambda = (d - 1) / (d + 1) = -lambda_min; `lazy`: lambda = d / (d + 1), lambda_min = 1 / (d + 1).
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="hypercube", help="numbers that differ in one bit; a power of two of workers"
+        name="hypercube", help="peers whose ranks differ in one bit; the world size must be a power of two"
     )
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:

@@ -12,19 +12,19 @@ from .base import Topology
 
 @dataclass
 class Matching(Topology):
-    """Random pairs, drawn afresh each round, both with weight 1/2; an odd number leaves one worker alone.
+    """New random pairs in each round, both with weight 1/2; with an odd world size one worker has no partner.
 
-    Every worker draws the same pairs from (seed, round). On average a round leaves the fraction
-    1/2 - 1 / (2 (n - 1)) of the squared disagreement, n even.
+    Every worker draws the same pairs from (seed, round). On average the fraction 1/2 - 1 / (2 (n - 1)) of the squared
+    disagreement remains after a round, n even.
 
     Reference: Boyd et al., Randomized Gossip Algorithms, IEEE Transactions on Information Theory 2006.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="matching", help="random pairs, drawn anew each round", cites=("boyd2006randomized",)
+        name="matching", help="new random pairs in each round", cites=("boyd2006randomized",)
     )
 
-    seed: int = option(0, help="of what is drawn; the same on all workers", least=0)
+    seed: int = option(0, help="seed of the random pairs; the same on all workers", least=0)
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         partner = _partners(self.seed, round, size)[rank]
@@ -38,6 +38,8 @@ class Matching(Topology):
 def _partners(seed: int, round: int, size: int) -> tuple[int, ...]:
     order = np.random.default_rng([seed, round]).permutation(size).tolist()
     partners = list(range(size))
-    for a, b in zip(order[0::2], order[1::2], strict=False):  # an odd one out stays its own partner
+    for a, b in zip(
+        order[0::2], order[1::2], strict=False
+    ):  # with an odd world size the last one stays its own partner
         partners[a], partners[b] = b, a
     return tuple(partners)

@@ -9,10 +9,10 @@ from .base import Topology
 
 @dataclass
 class OnePeer(Topology):
-    """One message a round: worker i sends to i + 2^p (mod n), weight 1/2, p = round mod ceil(log2 n).
+    """One message per round: worker i sends to i + 2^p (mod n), weight 1/2, p = round mod ceil(log2 n).
 
-    Directed and doubly stochastic in every round. If n is a power of two, log2 n rounds are the exact mean;
-    base-k is exact for other numbers too.
+    Directed and doubly stochastic in every round. If n is a power of two, log2 n rounds give the exact mean;
+    base-k is exact for other world sizes too.
 
     Reference: Ying et al., Exponential Graph is Provably Efficient for Decentralized Deep Training, NeurIPS
     2021.
@@ -20,7 +20,7 @@ class OnePeer(Topology):
 
     metadata: ClassVar[Metadata] = Metadata(
         name="one-peer",
-        help="sends to one worker a round, 1, 2, 4, ... further on in turn; directed",
+        help="worker i sends to one peer per round: i + 1, i + 2, i + 4, ... in turn; directed",
         cites=("ying2021exponential",),
     )
 

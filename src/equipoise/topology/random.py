@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.method import Metadata, option
 from .base import Static
-from .graphs import parts
+from .graphs import components
 from .weights import metropolis
 
 _DRAWS = 200
@@ -20,8 +20,7 @@ _DRAWS = 200
 class Random(Static):
     """An Erdos-Renyi graph G(n, p), drawn again until it is connected; Metropolis-Hastings weights.
 
-    The graph depends on the seed, p and n alone. G(n, p) is connected with high probability from p = ln(n) /
-    n on.
+    The graph depends only on the seed, p and n. G(n, p) is connected with high probability if p > ln(n) / n.
 
     Reference: Erdos and Renyi, On Random Graphs I, Publicationes Mathematicae 1959.
     """
@@ -30,8 +29,8 @@ class Random(Static):
         name="random", help="a random connected graph (Erdos-Renyi)", cites=("erdos1959random",)
     )
 
-    probability: float = option(0.0, help="of each link; 0 takes 2 ln(n) / n", least=0, most=1)
-    seed: int = option(0, help="of what is drawn; the same on all workers", least=0)
+    probability: float = option(0.0, help="probability of each link; 0 takes 2 ln(n) / n", least=0, most=1)
+    seed: int = option(0, help="seed of the random graph; the same on all workers", least=0)
 
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
         graph = _graph(self.probability or min(1.0, 2 * math.log(size) / size), self.seed, size)
@@ -41,13 +40,13 @@ class Random(Static):
 @lru_cache(maxsize=16)
 def _graph(probability: float, seed: int, size: int) -> tuple[tuple[int, ...], ...]:
     for draw in range(_DRAWS):
-        lot = np.random.default_rng([seed, draw]).random((size, size))
-        linked = np.triu(lot < probability, 1)
+        uniform = np.random.default_rng([seed, draw]).random((size, size))
+        linked = np.triu(uniform < probability, 1)
         linked |= linked.T
         graph = tuple(tuple(np.flatnonzero(row).tolist()) for row in linked)
-        if len(parts(graph)) == 1:
+        if len(components(graph)) == 1:
             return graph
     raise UserError(
-        f"Random(probability={probability:.3g}) over {size} workers: {_DRAWS} draws and none was connected: "
+        f"Random(probability={probability:.3g}) over {size} workers: none of {_DRAWS} random graphs was connected: "
         f"use at least {min(1.0, math.log(size) / size):.2g}, or 0 for twice that"
     )

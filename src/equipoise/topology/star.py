@@ -10,12 +10,12 @@ from .base import Static
 
 @dataclass
 class Star(Static):
-    """Everybody talks to one hub, all weights 1/n (Metropolis-Hastings); lambda = 1 - 1/n for n > 2.
+    """All workers talk to one hub, all weights 1/n (Metropolis-Hastings); lambda = 1 - 1/n for n > 2.
 
-    The hub sends and receives n - 1 models a round.
+    The hub sends and receives n - 1 models per round.
     """
 
-    metadata: ClassVar[Metadata] = Metadata(name="star", help="everybody talks to one hub")
+    metadata: ClassVar[Metadata] = Metadata(name="star", help="all workers talk to one hub")
 
     hub: int = option(0, help="the worker in the middle", least=0)
 

@@ -12,13 +12,15 @@ from .weights import metropolis
 
 @dataclass
 class Torus(Static):
-    """A grid whose opposite sides touch: four neighbours, Metropolis-Hastings weights.
+    """A grid whose opposite sides are joined: four neighbours, Metropolis-Hastings weights.
 
-    Worker r sits in row r // columns, column r % columns. lambda = (3 + 2 cos(2 pi / s)) / 5 on a square of
+    Worker r is in row r // columns, column r % columns. lambda = (3 + 2 cos(2 pi / s)) / 5 on a square of
     side s >= 3, and lambda_min = -3/5 if s is even: use `lazy` with methods that need it above -1/3.
     """
 
-    metadata: ClassVar[Metadata] = Metadata(name="torus", help="a grid whose opposite sides touch: four neighbours")
+    metadata: ClassVar[Metadata] = Metadata(
+        name="torus", help="a grid whose opposite sides are joined: four neighbours"
+    )
 
     rows: int = option(0, help="rows of the grid; 0 takes the most square grid", least=0)
 

@@ -1,4 +1,4 @@
-"""The spanning tree that reaches everybody soonest."""
+"""The spanning tree of least depth."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 
 class Tree(NamedTuple):
+    """A rooted spanning tree."""
+
     order: list[int]  # workers as they are reached, the root first
     parent: list[int]  # of each worker; the root's is itself
     depth: list[int]
 
     def subtree_sizes(self) -> list[int]:
-        """How many workers each one has below it, itself counted."""
+        """The number of workers in the subtree of each worker, itself included."""
         sizes = [1] * len(self.order)
         for rank in reversed(self.order[1:]):
             sizes[self.parent[rank]] += sizes[rank]
@@ -19,7 +21,10 @@ class Tree(NamedTuple):
 
 
 def shallowest_tree(peers: list[list[int]]) -> Tree:
-    """The breadth-first tree of least depth; of several, the one with the lowest root. `peers` of each worker, which must connect."""
+    """The breadth-first tree of least depth; of several, the one with the lowest root.
+
+    `peers` are the neighbours of each worker; the graph must be connected.
+    """
     return min((_breadth_first(peers, root) for root in range(len(peers))), key=lambda tree: max(tree.depth))
 
 

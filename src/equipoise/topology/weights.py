@@ -1,4 +1,4 @@
-"""Mixing weights that a worker can work out from its own degree and those of its peers."""
+"""Mixing weights that a worker can compute from its own degree and those of its peers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The engines of the submodular partition: similarities, objectives, greedy algorithms, exchanges."""
+"""The engines of the submodular partition: similarities, objectives, greedy algorithms, swaps. They need numba."""

@@ -1,22 +1,20 @@
-"""The greedy in machine code, one loop per objective: gains are kept for every candidate and updated, never recomputed.
+"""The greedy algorithm in machine code, one loop per objective: gains are stored and updated, never recomputed.
 
-All of them deal out one class: at each step `next_worker` names a block and the candidate of largest gain joins it (the
-lowest number among equals). Sums are of whole numbers, so the reference engines in `greedy` find the same
-partition. Cost for n examples: facility location about n^2 log n, the others n^2.
+Each function assigns the examples of one class: in every step `next_worker` chooses a block, and the candidate with the
+largest gain joins it (the lowest index among equals). All sums are of integers, so the reference engines in `greedy`
+find the same partition. Cost for n examples: about n^2 log n for facility location, n^2 for the others.
 """
-
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import Array, compiled
 
 
 @compiled
-def next_worker(values, counts, caps, fill):  # pragma: no cover
-    """Of the blocks with room: the one of least value (the paper's rule), or of least (|A|+1/2)/C (`fill`)."""
+def next_worker(values: Array, counts: Array, caps: Array, fill: bool) -> int:  # pragma: no cover
+    """Of the blocks that are not full: the one of least value (the paper's rule), or of least (|A|+1/2)/C (`fill`)."""
     best = -1
     for j in range(len(caps)):
         if counts[j] >= caps[j]:
@@ -31,8 +29,8 @@ def next_worker(values, counts, caps, fill):  # pragma: no cover
 
 
 @compiled
-def largest(gains):  # pragma: no cover
-    """The first place of the largest number."""
+def first_argmax(gains: Array) -> int:  # pragma: no cover
+    """The lowest index of the largest number."""
     top = gains[0]
     for v in range(len(gains)):
         top = max(top, gains[v])
@@ -43,8 +41,8 @@ def largest(gains):  # pragma: no cover
 
 
 @compiled
-def facility(kernel, caps, fill):  # pragma: no cover
-    """f(A) = sum_u max_{v in A} s(u, v). Only rows u that the newcomer serves better than before change any gain."""
+def facility_location(kernel: Array, caps: Array, fill: bool) -> tuple[Array, Array]:  # pragma: no cover
+    """f(A) = sum_u max_{v in A} s(u, v). Only examples u that the new member is nearest to change any gain."""
     n, workers = kernel.shape[0], len(caps)
     gains = np.empty((workers, n), dtype=np.int32)
     for u in range(n):
@@ -52,36 +50,38 @@ def facility(kernel, caps, fill):  # pragma: no cover
         for v in range(n):
             total += np.int32(kernel[u, v])
         gains[:, u] = total
-    served = np.zeros((workers, n), dtype=np.uint16)
+    nearest = np.zeros((workers, n), dtype=np.uint16)
     counts, values = np.zeros(workers, dtype=np.int64), np.zeros(workers, dtype=np.int64)
     owner = np.empty(n, dtype=np.int32)
     for _ in range(n):
         j = next_worker(values, counts, caps, fill)
-        gain, best = gains[j], served[j]
-        v = largest(gain)
+        gain, best = gains[j], nearest[j]
+        v = first_argmax(gain)
         owner[v] = j
         counts[j] += 1
         values[j] += gain[v]
-        newcomer = kernel[v]
+        added = kernel[v]
         for u in range(n):
-            new, old = newcomer[u], best[u]
+            new, old = added[u], best[u]
             if new > old:
                 best[u] = new
                 row = kernel[u]
                 for w in range(n):
                     gain[w] -= np.int32(min(max(row[w], old), new)) - np.int32(old)
-        # So low that no update can lift it above a gain, and far enough from the end of the range.
+        # Assigned: so low that no update can lift it above a gain, and far enough from the end of the int32 range.
         gains[:, v] = -(1 << 30)
     return owner, values
 
 
 @compiled
-def linear(kernel, caps, fill, weights):  # pragma: no cover
+def graph_cut_or_herding(
+    kernel: Array, caps: Array, fill: bool, weights: Array
+) -> tuple[Array, Array, Array]:  # pragma: no cover
     """Graph cut and herding, whose gains are linear in t(v) = sum_V s(v, .) and i(v) = sum_A s(v, .).
 
     Graph cut with lambda_j = weights[j, 0] / weights[j, 1]: weights[j, 1] t(v) - weights[j, 0] (2 i(v) + s(v, v)).
     Herding (weights of zero): (|A| + 1) t(v) - n i(v), which orders like t(v) / n - i(v) / (|A| + 1).
-    Returns also sum_{A, V} s and sum_{A, A} s of every block.
+    Returns the owners, and sum_{A, V} s and sum_{A, A} s of every block.
     """
     n, workers = kernel.shape[0], len(caps)
     total, inside = np.zeros(n), np.zeros((workers, n))
@@ -101,37 +101,39 @@ def linear(kernel, caps, fill, weights):  # pragma: no cover
             a, b, c = weights[j, 1], 2.0 * weights[j, 0], weights[j, 0]
         for w in range(n):
             score[w] = a * candidate[w] - b * known[w] - c * kernel[w, w]
-        v = largest(score)
+        v = first_argmax(score)
         owner[v] = j
         counts[j] += 1
         cross[j] += total[v]
         own[j] += 2.0 * known[v] + kernel[v, v]
         if weights[j, 1] != 0.0:
             values[j] = (weights[j, 1] * cross[j] - weights[j, 0] * own[j]) / weights[j, 1]
-        newcomer = kernel[v]
+        added = kernel[v]
         for w in range(n):
-            known[w] += newcomer[w]
+            known[w] += added[w]
         candidate[v] = -np.inf
     return owner, cross, own
 
 
 @compiled
-def saturated(kernel, caps, fill, limits):  # pragma: no cover
-    """f(A) = sum_u min(sum_{v in A} s(u, v), limits[j, u]). A row changes gains only while it is nearly full."""
+def saturated_coverage(
+    kernel: Array, caps: Array, fill: bool, limits: Array
+) -> tuple[Array, Array]:  # pragma: no cover
+    """f(A) = sum_u min(sum_{v in A} s(u, v), limits[j, u]). A row u changes gains only when it is nearly saturated."""
     n, workers = kernel.shape[0], len(caps)
-    room = limits.copy()
+    remaining = limits.copy()
     gains = np.zeros((workers, n), dtype=np.int64)
     for j in range(workers):
         for u in range(n):
-            most = room[j, u]
+            most = remaining[j, u]
             for v in range(n):
                 gains[j, v] += min(np.int64(kernel[u, v]), most)
     counts, values = np.zeros(workers, dtype=np.int64), np.zeros(workers, dtype=np.int64)
     owner = np.empty(n, dtype=np.int32)
     for _ in range(n):
         j = next_worker(values, counts, caps, fill)
-        gain, left = gains[j], room[j]
-        v = largest(gain)
+        gain, left = gains[j], remaining[j]
+        v = first_argmax(gain)
         owner[v] = j
         counts[j] += 1
         values[j] += gain[v]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.batch.noise import Evidence, across_examples, across_workers
-from equipoise.batch.probe import seen_of
-from equipoise.comm.fused_reduction import pieces
+from equipoise.batch.noise import NoiseEstimate, across_examples, across_workers
+from equipoise.batch.probe import chunk_statistics
+from equipoise.comm.fused_reduction import chunks
 
 DIM = 40
 MEAN = np.linspace(-0.3, 0.4, DIM)
@@ -24,7 +24,8 @@ def drawn(rng: np.random.Generator, sizes: list[int], mean: np.ndarray = MEAN) -
     return mean + noise / np.sqrt(np.asarray(sizes, dtype=float))[:, None]
 
 
-def seen(vectors: np.ndarray, sizes: list[int], **options: bool) -> Evidence:
+def measured(vectors: np.ndarray, sizes: list[int], **options: bool) -> NoiseEstimate:
+    """The estimate from one vector per worker."""
     n = np.asarray(sizes, dtype=float)
     v = n @ vectors / n.sum()
     products = (vectors @ v).tolist() if options.pop("along", False) else None
@@ -35,18 +36,18 @@ def seen(vectors: np.ndarray, sizes: list[int], **options: bool) -> Evidence:
     return estimate
 
 
-def many(sizes: list[int], count: int = 4000) -> list[Evidence]:
+def many(sizes: list[int], count: int = 4000) -> list[NoiseEstimate]:
     rng = np.random.default_rng(1)
-    return [seen(drawn(rng, sizes), sizes) for _ in range(count)]
+    return [measured(drawn(rng, sizes), sizes) for _ in range(count)]
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8, 8], [16, 16], [4, 8, 16, 64, 7]])
 def test_variance_and_norm_are_unbiased_for_equal_and_unequal_sizes(sizes: list[int]) -> None:
-    estimate = many(sizes)
+    estimates = many(sizes)
     for values, truth in (
-        ([e.variance for e in estimate], TRACE),
-        ([e.square for e in estimate], float(MEAN @ MEAN)),
-        ([e.norm for e in estimate], float(MEAN @ MEAN) + TRACE / sum(sizes)),
+        ([e.variance for e in estimates], TRACE),
+        ([e.square for e in estimates], float(MEAN @ MEAN)),
+        ([e.norm for e in estimates], float(MEAN @ MEAN) + TRACE / sum(sizes)),
     ):
         error = np.std(values) / math.sqrt(len(values))
         assert abs(np.mean(values) - truth) < 4 * error
@@ -75,7 +76,7 @@ def test_for_equal_sizes_it_is_the_formula_of_the_paper() -> None:
     vectors = drawn(np.random.default_rng(3), [b] * workers)
     mean = vectors.mean(0)
     variance = b / (workers - 1) * ((vectors - mean) ** 2).sum()
-    estimate = seen(vectors, [b] * workers)
+    estimate = measured(vectors, [b] * workers)
     assert estimate.variance == pytest.approx(variance, rel=1e-12)
     assert estimate.variance / (eta**2 * estimate.norm * workers) == pytest.approx(
         variance / (workers * eta**2 * mean @ mean), rel=1e-12
@@ -84,26 +85,26 @@ def test_for_equal_sizes_it_is_the_formula_of_the_paper() -> None:
 
 def test_own_gradients_are_tested_with_their_own_norm_and_noise() -> None:
     vectors = drawn(np.random.default_rng(4), [8] * 4)
-    estimate = seen(vectors, [8] * 4, own=True)
+    estimate = measured(vectors, [8] * 4, own=True)
     assert estimate.parts == 4
     assert estimate.noise == pytest.approx(1 / 8)
     assert estimate.norm == pytest.approx(estimate.square + estimate.variance / 8)
-    everybody = np.mean([(seen(drawn(np.random.default_rng(s), [8] * 4), [8] * 4, own=True)).norm for s in range(2000)])
-    assert everybody == pytest.approx(float(MEAN @ MEAN) + TRACE / 8, rel=0.01)
+    norm = np.mean([measured(drawn(np.random.default_rng(s), [8] * 4), [8] * 4, own=True).norm for s in range(2000)])
+    assert norm == pytest.approx(float(MEAN @ MEAN) + TRACE / 8, rel=0.01)
 
 
 def test_invariances() -> None:
     rng = np.random.default_rng(5)
     sizes = [8, 4, 16, 8]
     vectors = drawn(rng, sizes)
-    estimate = seen(vectors, sizes, along=True)
-    turn, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
+    estimate = measured(vectors, sizes, along=True)
+    rotation, _ = np.linalg.qr(rng.standard_normal((DIM, DIM)))
     swap = [2, 0, 3, 1]
-    turned = seen(vectors @ turn, sizes, along=True)
-    swapped = seen(vectors[swap], [sizes[i] for i in swap], along=True)
-    for other in (turned, swapped):
+    rotated = measured(vectors @ rotation, sizes, along=True)
+    swapped = measured(vectors[swap], [sizes[i] for i in swap], along=True)
+    for other in (rotated, swapped):
         np.testing.assert_allclose(other[:5], estimate[:5], rtol=1e-11)
-    scaled = seen(3 * vectors, sizes, along=True)
+    scaled = measured(3 * vectors, sizes, along=True)
     np.testing.assert_allclose(
         [scaled.variance, scaled.square], [9 * estimate.variance, 9 * estimate.square], rtol=1e-12
     )
@@ -111,24 +112,24 @@ def test_invariances() -> None:
     assert scaled.noise == estimate.noise
 
 
-def test_pieces_add_up_to_the_whole_in_any_cut_and_at_any_scale() -> None:
+def test_statistics_of_chunks_add_up_for_any_chunks_and_scales() -> None:
     sizes, scales = [8.0, 4.0, 16.0], [1.0, 0.5, 0.25]
     vectors = torch.randn(3, 1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = seen_of(list(vectors), [1.0] * 3, sizes, True, torch.empty(1001, dtype=torch.float64))
+    total = chunk_statistics(list(vectors), [1.0] * 3, sizes, True, torch.empty(1001, dtype=torch.float64))
     rows = [v * s for v, s in zip(vectors, scales, strict=True)]
     for size in (1, 2, 3, 7):
         parts = [
-            seen_of([row[a:b] for row in rows], scales, sizes, True, rows[0].new_empty(b - a))
-            for a, b in pieces(1001, size)
+            chunk_statistics([row[a:b] for row in rows], scales, sizes, True, rows[0].new_empty(b - a))
+            for a, b in chunks(1001, size)
         ]
-        np.testing.assert_allclose(np.sum(parts, 0), whole, rtol=1e-12)
+        np.testing.assert_allclose(np.sum(parts, 0), total, rtol=1e-12)
     v = (torch.tensor(sizes, dtype=torch.float64) @ vectors) / sum(sizes)
-    np.testing.assert_allclose(whole, [float(v @ v), *(vectors**2).sum(1), *(vectors @ v)], rtol=1e-12)
+    np.testing.assert_allclose(total, [float(v @ v), *(vectors**2).sum(1), *(vectors @ v)], rtol=1e-12)
 
 
-def test_equal_gradients_have_no_noise_and_one_worker_has_no_evidence() -> None:
+def test_equal_gradients_have_no_noise_and_one_worker_has_no_estimate() -> None:
     same = np.tile(MEAN, (4, 1)).astype(np.float32).astype(float)
-    assert seen(same, [8] * 4).variance < 1e-14 * float(MEAN @ MEAN) * 8
+    assert measured(same, [8] * 4).variance < 1e-14 * float(MEAN @ MEAN) * 8
     assert across_workers([1.0], 1.0, [8.0], [8.0]) is None
     assert across_workers([1.0, 0.0], 1.0, [8.0, 0.0], [8.0, 0.0]) is None
     assert across_workers([0.0, 0.0], 0.0, [0.0, 0.0], [0.0, 0.0]) is None
@@ -143,10 +144,10 @@ def test_a_worker_without_examples_does_not_count() -> None:
         [8.0] * 3 + [0.0],
     )
     assert with_idle is not None
-    np.testing.assert_allclose(with_idle[:4], seen(vectors, sizes)[:4], rtol=1e-12)
+    np.testing.assert_allclose(with_idle[:4], measured(vectors, sizes)[:4], rtol=1e-12)
 
 
-def test_what_is_not_finite_is_known() -> None:
+def test_an_estimate_that_is_not_finite_says_so() -> None:
     for bad in (math.nan, math.inf):
         estimate = across_workers([bad, 1.0], bad, [8.0, 8.0], [8.0, 8.0])
         assert estimate is not None
@@ -176,24 +177,24 @@ def test_examples_give_unbiased_estimates_too() -> None:
     assert np.mean(variances) == pytest.approx(TRACE, rel=0.01)
     assert np.mean(squares) == pytest.approx(float(MEAN @ MEAN), rel=0.03)
     assert set(alongs) == {1.0}  # 14 squares over 14 degrees of freedom
-    alone = across_examples([TRACE * 7], [8.0], [5.0], 5.0, [8.0])
-    assert alone is not None
-    assert alone.variance == pytest.approx(TRACE)
+    single = across_examples([TRACE * 7], [8.0], [5.0], 5.0, [8.0])
+    assert single is not None
+    assert single.variance == pytest.approx(TRACE)
     assert across_examples([0.0], [1.0], [5.0], 5.0, [8.0]) is None, "one example says nothing of noise"
 
 
-@pytest.mark.parametrize(("way", "ratio"), [(0.01, 0.995), (0.16, 0.93), (0.8, 0.71)])
-def test_the_pseudo_gradient_is_too_low_by_the_way_times_the_curvature(way: float, ratio: float) -> None:
-    """`way` is learning rate x largest curvature x H; curvatures are spread evenly below it."""
+@pytest.mark.parametrize(("drift", "ratio"), [(0.01, 0.995), (0.16, 0.93), (0.8, 0.71)])
+def test_the_pseudo_gradient_is_biased_low_by_drift_times_curvature(drift: float, ratio: float) -> None:
+    """`drift` is learning rate x largest curvature x H; curvatures are spread evenly below it."""
     rng = np.random.default_rng(8)
     workers, local, batch, dim, lr = 4, 64, 8, 400, 1.0
-    curvature = np.linspace(0, way / (lr * local), dim)
+    curvature = np.linspace(0, drift / (lr * local), dim)
     values = []
     for _ in range(40):
         x = np.zeros((workers, dim))
         for _ in range(local):
             x -= lr * (curvature * x + rng.standard_normal((workers, dim)) / math.sqrt(batch))
         v = -x / (lr * local)
-        estimate = seen(v, [batch * local] * workers)
+        estimate = measured(v, [batch * local] * workers)
         values.append(estimate.variance / dim)
     assert np.mean(values) == pytest.approx(ratio, abs=0.012)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.order import PairBalance
-from equipoise.order.signs import greedy, halving, walk
+from equipoise.order.sign_rules import greedy, halving, walk
 
 from .drive import floor, largest_prefix, sphere
 
@@ -39,14 +39,14 @@ def test_halving_follows_its_recursion() -> None:
     assert halving(4 * root * 0.99, 4.0, dict(memory), lambda: 1.0) == 1
     assert halving(4 * root * 1.01, 4.0, memory, lambda: 1.0) == -1
     assert memory["spread"] == pytest.approx(8.0 + 8.0 * max(0.0, penalty + 0.5 - root) / penalty)
-    assert halving(1.0, 0.0, memory, never) == 1  # a vector of zeros: nothing to decide
+    assert halving(1.0, 0.0, memory, never) == 1  # a vector of zeros: no sign is better
 
 
 def test_floors_of_the_rules() -> None:
     """d = 16, N = 1024: greedy about 3; halving well below random, the walk with its constant not much below it."""
     vectors = sphere(1024, 16)
-    found = {sign: floor(PairBalance(sign=sign), vectors, 15) for sign in ("greedy", "halving", "walk")}
+    floors = {sign: floor(PairBalance(sign=sign), vectors, 15) for sign in ("greedy", "halving", "walk")}
     random = largest_prefix(vectors)
-    assert found["greedy"] < 3.6
-    assert found["greedy"] < found["halving"] < 0.7 * random
-    assert found["halving"] < found["walk"] < random
+    assert floors["greedy"] < 3.6
+    assert floors["greedy"] < floors["halving"] < 0.7 * random
+    assert floors["halving"] < floors["walk"] < random

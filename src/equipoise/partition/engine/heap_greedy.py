@@ -1,34 +1,33 @@
-"""Greedies that keep candidates in one heap per worker: a gain that was true once is an upper bound for ever.
+"""Greedy algorithms with one heap of candidates per worker: gains only fall, so an old gain is an upper bound.
 
-The top of the heap is brought up to date; if it stays on top it joins, else it sinks. Ties go to the lowest number.
+The gain at the top of the heap is recomputed. If the candidate stays at the top it joins the block, otherwise it is
+sifted down. Ties go to the lowest index.
 """
-
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
 import numpy as np
 
-from .compiled import compiled
-from .fast import next_worker
+from .compiled import Array, compiled
+from .incremental import next_worker
 
 
 @compiled
-def _before(key_a, item_a, key_b, item_b):  # pragma: no cover
+def _ranks_above(key_a: float, item_a: int, key_b: float, item_b: int) -> bool:  # pragma: no cover
     return key_a > key_b or (key_a == key_b and item_a < item_b)
 
 
 @compiled
-def sink(keys, items, place, size):  # pragma: no cover
-    """Let the entry at `place` sink to where it belongs in the heap of the first `size` entries."""
+def sift_down(keys: Array, items: Array, place: int, size: int) -> None:  # pragma: no cover
+    """Move the entry at `place` down to its position in the heap of the first `size` entries."""
     key, item = keys[place], items[place]
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        if child + 1 < size and _before(keys[child + 1], items[child + 1], keys[child], items[child]):
+        if child + 1 < size and _ranks_above(keys[child + 1], items[child + 1], keys[child], items[child]):
             child += 1
-        if not _before(keys[child], items[child], key, item):
+        if not _ranks_above(keys[child], items[child], key, item):
             break
         keys[place], items[place] = keys[child], items[child]
         place = child
@@ -36,23 +35,25 @@ def sink(keys, items, place, size):  # pragma: no cover
 
 
 @compiled
-def heaped(keys, items):  # pragma: no cover
+def heapify(keys: Array, items: Array) -> None:  # pragma: no cover
     for place in range(len(keys) // 2 - 1, -1, -1):
-        sink(keys, items, place, len(keys))
+        sift_down(keys, items, place, len(keys))
 
 
 @compiled
-def sparse(start, column, weight, caps, fill, penalty):  # pragma: no cover
-    """Facility location (`penalty` < 0) or graph cut with lambda = penalty / 1024, on the pairs of a graph alone.
+def sparse_greedy(
+    start: Array, column: Array, weight: Array, caps: Array, fill: bool, penalty: int
+) -> tuple[Array, Array]:  # pragma: no cover
+    """Facility location (`penalty` < 0) or graph cut with lambda = penalty / 1024, over the pairs of a sparse graph.
 
-    Row u of the symmetric graph is column[start[u]:start[u+1]] with similarities `weight`. A newcomer changes gains
-    only two steps away, so all is n k^2 log n at the most.
+    Row u of the symmetric graph is column[start[u]:start[u+1]] with similarities `weight`. A new member changes gains
+    at most two links away, so the cost is at most n k^2 log n.
     """
     n, workers = len(start) - 1, len(caps)
     gains = np.zeros((workers, n), dtype=np.int64)
     keys = np.empty((workers, n), dtype=np.int64)
     items = np.empty((workers, n), dtype=np.int32)
-    served = np.zeros((workers, n), dtype=np.uint16)
+    nearest = np.zeros((workers, n), dtype=np.uint16)
     for u in range(n):
         total, own = np.int64(0), np.int64(0)
         for e in range(start[u], start[u + 1]):
@@ -63,13 +64,13 @@ def sparse(start, column, weight, caps, fill, penalty):  # pragma: no cover
     for j in range(workers):
         keys[j] = gains[j]
         items[j] = np.arange(n)
-        heaped(keys[j], items[j])
+        heapify(keys[j], items[j])
     sizes = np.full(workers, n)
     counts, values = np.zeros(workers, dtype=np.int64), np.zeros(workers, dtype=np.int64)
     owner = np.full(n, -1, dtype=np.int32)
     for _ in range(n):
         j = next_worker(values, counts, caps, fill)
-        key, item, gain, best = keys[j], items[j], gains[j], served[j]
+        key, item, gain, best = keys[j], items[j], gains[j], nearest[j]
         while True:
             v = item[0]
             if owner[v] >= 0:
@@ -79,7 +80,7 @@ def sparse(start, column, weight, caps, fill, penalty):  # pragma: no cover
                 key[0] = gain[v]
             else:
                 break
-            sink(key, item, 0, sizes[j])
+            sift_down(key, item, 0, sizes[j])
         owner[v] = j
         counts[j] += 1
         values[j] += gain[v]
@@ -97,7 +98,7 @@ def sparse(start, column, weight, caps, fill, penalty):  # pragma: no cover
 
 
 @compiled
-def gain_of(sums, row):  # pragma: no cover
+def feature_gain(sums: Array, row: Array) -> float:  # pragma: no cover
     """sum_d sqrt(sums_d + row_d) - sqrt(sums_d), always added up in the same order."""
     total = 0.0
     for d in range(len(row)):
@@ -106,21 +107,21 @@ def gain_of(sums, row):  # pragma: no cover
 
 
 @compiled
-def feature(rows, caps, fill):  # pragma: no cover
+def feature_coverage(rows: Array, caps: Array, fill: bool) -> tuple[Array, Array]:  # pragma: no cover
     """f(A) = sum_d sqrt(sum_{v in A} x_{v, d}), x >= 0."""
     n, workers = rows.shape[0], len(caps)
     sums = np.zeros((workers, rows.shape[1]))
     keys = np.empty((workers, n))
     items = np.empty((workers, n), dtype=np.int32)
     for v in range(n):
-        keys[:, v] = gain_of(sums[0], rows[v])
+        keys[:, v] = feature_gain(sums[0], rows[v])
         items[:, v] = v
     for j in range(workers):
-        heaped(keys[j], items[j])
+        heapify(keys[j], items[j])
     sizes = np.full(workers, n)
     counts, values = np.zeros(workers, dtype=np.int64), np.zeros(workers)
     owner = np.full(n, -1, dtype=np.int32)
-    fresh = np.zeros((workers, n), dtype=np.int64)  # the size of the block when the key was right
+    computed_at = np.zeros((workers, n), dtype=np.int64)  # size of the block for which the key was computed
     for _ in range(n):
         j = next_worker(values, counts, caps, fill)
         key, item = keys[j], items[j]
@@ -129,12 +130,12 @@ def feature(rows, caps, fill):  # pragma: no cover
             if owner[v] >= 0:
                 sizes[j] -= 1
                 key[0], item[0] = key[sizes[j]], item[sizes[j]]
-            elif fresh[j, v] != counts[j]:
-                key[0] = gain_of(sums[j], rows[v])
-                fresh[j, v] = counts[j]
+            elif computed_at[j, v] != counts[j]:
+                key[0] = feature_gain(sums[j], rows[v])
+                computed_at[j, v] = counts[j]
             else:
                 break
-            sink(key, item, 0, sizes[j])
+            sift_down(key, item, 0, sizes[j])
         owner[v] = j
         counts[j] += 1
         values[j] = 0.0

@@ -1,6 +1,6 @@
-"""Sign rules: given `<S, v>` and `||v||^2`, is `v` added to the running sum S or taken from it?
+"""Sign rules: given `<S, v>` and `||v||^2`, is `v` added to the running sum S or subtracted from it?
 
-`memory` is a dict of plain numbers that the rule keeps through an epoch (and a checkpoint); `draw` gives uniform
+`memory` is a dict of plain numbers that the rule keeps during an epoch (and in a checkpoint); `draw` returns uniform
 numbers in [0, 1) that are the same on every worker.
 """
 
@@ -14,7 +14,7 @@ SignRule = Callable[[float, float, dict[str, float], Draw], int]
 
 
 def greedy(product: float, square: float, memory: dict[str, float], draw: Draw) -> int:
-    """The sign that makes `||S + s v||` smaller; + on a tie. What every published experiment uses."""
+    """The sign that makes `||S + s v||` smaller; + on a tie. The rule of every published experiment."""
     return 1 if product <= 0 else -1
 
 
@@ -22,7 +22,7 @@ def halving(product: float, square: float, memory: dict[str, float], draw: Draw)
     """Kernel halving: + if `<S, v> <= a U`, U uniform on [-1, 1], with an adaptive width a.
 
     a follows from the squared norm, a bound q on the spread of S and L = log(8 (1 + ln E)(1 + ln m) k e) for term k of
-    the m in epoch e; E, the number of epochs, which an order cannot know, is taken to be e. Its guarantee depends on
+    the m in epoch e; E, the number of epochs, which an order does not know, is taken to be e. Its guarantee depends on
     the approximate rank of the differences, not on their dimension.
     Reference: Carrell, Gong, Shetty, Dwivedi, Mackey, Low-Rank Thinning, ICML 2025 (failure probability 1/2).
     """
@@ -45,7 +45,7 @@ def halving(product: float, square: float, memory: dict[str, float], draw: Draw)
 def walk(product: float, square: float, memory: dict[str, float], draw: Draw) -> int:
     """Self-balancing walk: + with probability `1/2 - <S, v> / (2 c)`, c = 30 times the longest `||v||^2` so far.
 
-    The rule of the proofs. Its constant is far too cautious in practice: a random order is not much worse.
+    The rule of the proofs. Its constant is far too conservative in practice: a random order is not much worse.
     Reference: Alweiss, Liu, Sawhney, Discrepancy minimization via a self-balancing walk, 2020.
     """
     longest = memory["longest"] = max(memory.get("longest", 0.0), square)
@@ -54,4 +54,4 @@ def walk(product: float, square: float, memory: dict[str, float], draw: Draw) ->
     return 1 if draw() < 0.5 - product / (60 * longest) else -1
 
 
-SIGNS: dict[str, SignRule] = {"greedy": greedy, "halving": halving, "walk": walk}
+SIGN_RULES: dict[str, SignRule] = {"greedy": greedy, "halving": halving, "walk": walk}

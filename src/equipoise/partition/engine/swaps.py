@@ -1,33 +1,31 @@
-"""Swaps inside a class that bring every block closer to it: exchange two examples of different blocks where that lowers
+"""Local search after the greedy algorithm: swap two examples of different blocks of a class where that lowers
 
     sum_j (1 / C_j) sum_{u, v in A_j} s(u, v)
 
 whose minimum over blocks of these sizes is the partition with the least (size-weighted) sum of squared MMDs.
 """
 
-# mypy: disable-error-code="no-untyped-def"
-
 from __future__ import annotations
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import Array, compiled
 
 
-def polish(
+def improve_by_swaps(
     kernel: np.ndarray, owner: np.ndarray, caps: np.ndarray, passes: int, rng: np.random.Generator
 ) -> np.ndarray:
     """The owners after `passes` random proposals per example."""
     n = len(owner)
-    changed = owner.copy()
+    improved: np.ndarray = owner.copy()
     if n > 1 and (caps > 0).sum() > 1:
         for _ in range(passes):
-            _swaps(kernel, changed, caps, rng.integers(n, size=n), rng.integers(n, size=n))
-    return changed
+            _try_swaps(kernel, improved, caps, rng.integers(n, size=n), rng.integers(n, size=n))
+    return improved
 
 
 @compiled
-def _swaps(kernel, owner, caps, left, right):  # pragma: no cover
+def _try_swaps(kernel: Array, owner: Array, caps: Array, left: Array, right: Array) -> None:  # pragma: no cover
     n, workers = len(owner), len(caps)
     inside = np.zeros((workers, n), dtype=np.int64)  # sum of similarities to each block
     for u in range(n):

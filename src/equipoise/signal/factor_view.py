@@ -1,0 +1,231 @@
+"""The gradients of a batch through the factors of its layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .base import GradientView
+from .convolution import ConvolutionFactors
+from .layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, LinearFactors, Span
+
+# One pass over a vector in memory costs as many multiplications per number, and one call as many as this.
+_PASS, _CALL = 8, 1 << 18
+_AXPY = 48  # the same for `S += G`, which reads two vectors and writes one (measured: bench/order_cost.py)
+
+
+class FactorView(GradientView):
+    """Every layer by the cheapest of three strategies, chosen from the shapes of this batch.
+
+    - ghost: products of factors, for maps that are applied once per example or few times;
+    - materialized: the layer's per-example gradients, for small layers that are applied many times (convolutions);
+    - streamed (`regions`): one vector at a time, for large layers that are applied many times, and for tied weights,
+      whose cross terms are then included automatically.
+    """
+
+    def __init__(self, layers: list[LayerFactors], scale: torch.Tensor, dimension: int):
+        self.layers, self.scale, self.dimension = layers, scale, dimension
+        self.items = len(scale)
+        self.sizes = [1] * self.items
+        self.direct: list[LayerFactors] = []  # ghost or materialized
+        self.streamed: list[LayerFactors] = []
+        self.summed: dict[Span, torch.Tensor] = {}  # where known: sum_i g_i / scale over the items from `first` on
+        self.first = 0
+        self._plan_all(layers)
+
+    @classmethod
+    def from_planned(cls, layers: list[LayerFactors], scale: torch.Tensor, dimension: int) -> FactorView:
+        """A view that uses all layers directly, as they are."""
+        view = cls([], scale, dimension)
+        view.direct = layers
+        return view
+
+    def _plan_all(self, layers: list[LayerFactors]) -> None:
+        uses = Counter(factors.weight for factors in layers)
+        for factors in layers:
+            tied = factors.weight is not None and uses[factors.weight] > 1
+            self._plan(factors, tied)
+
+    def _plan(self, factors: LayerFactors, tied: bool) -> None:
+        if isinstance(factors, (LinearFactors, ConvolutionFactors)):
+            count, t, p, q = factors.shape
+            costs = strategy_costs(count, t, p, q)
+            # Memory: the materialized gradients of all layers together stay within a few gradients of the model.
+            if len(costs) > 1 and count * p * q > max(self.dimension // 2, 1 << 16):
+                del costs["materialized"]
+            if isinstance(factors, ConvolutionFactors) and factors.groups > 1:
+                costs = {"materialized": 0}
+            strategy = "streamed" if tied else min(costs, key=lambda name: costs[name])
+            if strategy == "materialized":
+                factors = factors.materialize()
+            elif isinstance(factors, ConvolutionFactors):
+                factors = factors.materialize() if factors.groups > 1 else factors.linear()
+            (self.streamed if strategy == "streamed" else self.direct).append(factors)
+        elif isinstance(factors, EmbeddingFactors):
+            count, t = factors.a.shape
+            assert factors.weight is not None
+            ghost = (count * t) ** 2 * factors.b.shape[2]
+            streamed = count * (2 * _PASS * factors.weight.size + _CALL)
+            (self.streamed if tied or streamed < ghost else self.direct).append(factors)
+        else:
+            (self.streamed if tied else self.direct).append(factors)
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        if not self.direct:
+            return vector.new_zeros(self.items)
+        products = self.direct[0].products(vector)
+        for factors in self.direct[1:]:
+            products += factors.products(vector)
+        return products * self.scale
+
+    def gram(self) -> torch.Tensor:
+        return self.cross(self)
+
+    def cross(self, other: FactorView) -> torch.Tensor:
+        """Products of these vectors with those of a view with the same strategies."""
+        if not self.direct:
+            return self.scale.new_zeros(self.items, other.items)
+        products = self.direct[0].gram(other.direct[0])
+        for own, theirs in zip(self.direct[1:], other.direct[1:], strict=True):
+            products += own.gram(theirs)
+        return products.mul_(self.scale[:, None]).mul_(other.scale)
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        """As in the base. Where backward has left G, the sum of all items, only items with the rarer weight are
+        multiplied: F - R = 2 F - G for the sums F and R of the items with +1 and -1.
+        """
+        weights = weights * self.scale
+        split = _split(weights, self.first) if self.summed else None
+        for factors in self.direct:
+            weight = factors.weight if isinstance(factors, LinearFactors) else None
+            known = self.summed.get(weight) if weight is not None else None
+            if split is None or weight is None or known is None or not _pays(factors, split):
+                factors.add_to(vector, weights)
+                continue
+            common, rare, rest = split
+            if common:
+                vector[slice(*weight)].add_(known, alpha=common)
+            if len(rare):
+                replace(_rows(factors, rare), bias=None).add_to(vector, rest)
+            if factors.bias is not None:
+                replace(factors, weight=None).add_to(vector, weights)
+
+    def regions(self) -> list[slice]:
+        spans = {span for factors in self.streamed for span in factors.spans()}
+        return [slice(*span) for span in sorted(spans)]
+
+    def add_regions_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        nonzero = weights.nonzero().flatten()
+        scaled = (weights * self.scale)[nonzero]
+        for factors in self.streamed:
+            _rows(factors, nonzero).add_to(vector, scaled)
+
+    def vectors(self, weights: torch.Tensor) -> torch.Tensor:
+        rows = weights.new_zeros(len(weights), self.dimension)
+        scaled = weights * self.scale
+        for factors in self.direct:
+            gradients = factors.materialize() if isinstance(factors, LinearFactors) else factors
+            if isinstance(gradients, ExampleGradients):
+                start = 0
+                for span in gradients.spans():
+                    rows[:, slice(*span)] += scaled @ gradients.rows[:, start : start + span.size]
+                    start += span.size
+            else:
+                for row, row_weights in zip(rows, scaled, strict=True):
+                    factors.add_to(row, row_weights)
+        for row, row_weights in zip(rows, weights, strict=True):
+            self.add_regions_to(row, row_weights)
+        return rows
+
+    def zeros(self) -> torch.Tensor:
+        return self.scale.new_zeros(self.dimension)
+
+    def take(self, items: list[int]) -> FactorView:
+        index = torch.tensor(items, dtype=torch.int64, device=self.scale.device)
+        return FactorView([_rows(factors, index) for factors in self.layers], self.scale[index], self.dimension)
+
+    def join(self, later: GradientView) -> FactorView:
+        assert isinstance(later, FactorView)
+        assert len(self.layers) == len(later.layers), "the two batches went through different layers"
+        layers = []
+        for own, theirs in zip(self.layers, later.layers, strict=True):
+            first, second = own.tensors(), theirs.tensors()
+            layers.append(own.with_tensors({name: _cat(first[name], second[name]) for name in first}))
+        joined = FactorView(layers, torch.cat([self.scale, later.scale]), self.dimension)
+        joined.summed, joined.first = later.summed, self.items + later.first
+        return joined
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "layers": [_factors_state(factors) for factors in self.layers],
+            "scale": self.scale.clone(),
+            "dimension": self.dimension,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> FactorView:
+        return cls([_factors_from(row) for row in state["layers"]], state["scale"], state["dimension"])
+
+
+_KINDS: dict[str, type[LayerFactors]] = {
+    kind.__name__: kind for kind in (LinearFactors, ExampleGradients, EmbeddingFactors, ConvolutionFactors)
+}
+
+
+def _factors_state(factors: LayerFactors) -> dict[str, Any]:
+    state: dict[str, Any] = {"kind": type(factors).__name__}
+    for name, value in vars(factors).items():
+        if isinstance(value, torch.Tensor):
+            value = value.clone()
+        state[name] = value._asdict() if isinstance(value, Span) else value
+    return state
+
+
+def _factors_from(state: dict[str, Any]) -> LayerFactors:
+    values = {name: value for name, value in state.items() if name != "kind"}
+    for name in ("weight", "bias"):
+        values[name] = None if values[name] is None else Span(**values[name])
+    return _KINDS[state["kind"]](**values)
+
+
+def _rows(factors: LayerFactors, index: torch.Tensor) -> LayerFactors:
+    return factors.with_tensors({name: tensor[index] for name, tensor in factors.tensors().items()})
+
+
+def _split(weights: torch.Tensor, first: int) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """The most common weight of the items from `first` on, the items with another weight, and theirs relative to it."""
+    values = weights.tolist()
+    common = Counter(values[first:]).most_common(1)[0][0]
+    rare = [i for i, value in enumerate(values) if i < first or value != common]
+    index = torch.tensor(rare, dtype=torch.int64, device=weights.device)
+    rest = [values[i] - (common if i >= first else 0.0) for i in rare]
+    return common, index, torch.tensor(rest, dtype=weights.dtype, device=weights.device)
+
+
+def _pays(factors: LayerFactors, split: tuple[float, torch.Tensor, torch.Tensor]) -> bool:
+    """Are the products that are saved worth one more pass over memory?"""
+    assert isinstance(factors, LinearFactors)
+    count, t, _, _ = factors.shape
+    return (count - len(split[1])) * t > _AXPY
+
+
+def strategy_costs(count: int, t: int, p: int, q: int) -> dict[str, int]:
+    """Multiplications of each strategy for `count` examples of a p x q map that is applied t times."""
+    once = count * t * p * q
+    return {
+        "ghost": 2 * once + count * count * t * t * (p + q) + 8 * _CALL,
+        "materialized": once + count * (count + 2) * p * q,
+        "streamed": once + count * (2 * _PASS * p * q + _CALL),
+    }
+
+
+def _cat(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    """Batches of sentences may differ in length: padding with zeros contributes nothing."""
+    if one.ndim >= 2 and one.shape[1] != two.shape[1]:
+        length = max(one.shape[1], two.shape[1])
+        one, two = (F.pad(t, [0, 0] * (t.ndim - 2) + [0, length - t.shape[1]]) for t in (one, two))
+    return torch.cat([one, two])

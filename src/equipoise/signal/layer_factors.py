@@ -1,0 +1,181 @@
+"""What one layer contributes to each example's gradient, as factors: no tensor of the size of a gradient is allocated.
+
+A linear map `y = W a + c` whose output has the gradient `b` gives example i the gradient `sum_t b_it a_it'` (t: tokens,
+pixels), and then
+    <S, g_i>   = sum_t b_it' S a_it                           one product of the size of a forward pass
+    <g_i, g_j> = sum_t,u (a_it' a_ju) (b_it' b_ju)            ghost products
+    S += sum_i w_i g_i                                        one product of the size of a weight gradient
+Factors know the span of their parameters in the flat vector. Examples lie along the first dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+Self = TypeVar("Self", bound="LayerFactors")
+
+
+class Span(NamedTuple):
+    """A range of the flat vector."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass
+class LayerFactors(ABC):
+    """The factors of one layer for every example of a batch."""
+
+    weight: Span | None
+    bias: Span | None
+
+    @abstractmethod
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        """`<vector, g_i>` for all examples."""
+
+    @abstractmethod
+    def gram(self, other: Any) -> torch.Tensor:
+        """Products of these examples with those of `other`, factors of the same layer."""
+
+    @abstractmethod
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        """`vector += sum_i weights_i g_i`."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All fields with one row per example."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+    def with_tensors(self: Self, tensors: dict[str, torch.Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return type(self)(**{**values, **tensors})
+
+    def spans(self) -> list[Span]:
+        return [span for span in (self.weight, self.bias) if span is not None]
+
+
+@dataclass
+class LinearFactors(LayerFactors):
+    """Linear maps: inputs `a` [B, T, p] and output gradients `b` [B, T, q]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """B, T, p, q."""
+        return len(self.a), self.a.shape[1], self.a.shape[2], self.b.shape[2]
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        count, t, p, q = self.shape
+        a, b = self.a.flatten(0, 1), self.b.flatten(0, 1)
+        products = vector.new_zeros(count)
+        if self.weight is not None:
+            matrix = vector[slice(*self.weight)].view(q, p)
+            # The smaller of the two intermediate results.
+            mapped, other = (b @ matrix, a) if p <= q else (a @ matrix.T, b)
+            products += mapped.mul_(other).view(count, -1).sum(1)
+        if self.bias is not None:
+            products += (b @ vector[slice(*self.bias)]).view(count, t).sum(1)
+        return products
+
+    def gram(self, other: LinearFactors) -> torch.Tensor:
+        own, theirs = len(self.a), len(other.a)
+        table = self.b.flatten(0, 1) @ other.b.flatten(0, 1).T
+        if self.weight is not None:
+            by_input = self.a.flatten(0, 1) @ other.a.flatten(0, 1).T
+            table *= by_input if self.bias is None else by_input.add_(1.0)  # a bias is a weight whose input is 1
+        if self.a.shape[1] * other.a.shape[1] == 1:
+            return table
+        return table.view(own, self.a.shape[1], theirs, other.a.shape[1]).sum((1, 3))
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        _, _, p, q = self.shape
+        scaled = (self.b * weights.view(-1, 1, 1)).flatten(0, 1)
+        if self.weight is not None:
+            vector[slice(*self.weight)].view(q, p).addmm_(scaled.T, self.a.flatten(0, 1))
+        if self.bias is not None:
+            vector[slice(*self.bias)] += scaled.sum(0)
+
+    def materialize(self) -> ExampleGradients:
+        """The gradients themselves, where they are small."""
+        count, _, p, q = self.shape
+        columns = []
+        if self.weight is not None:
+            columns.append(torch.bmm(self.b.transpose(1, 2), self.a).view(count, p * q))
+        if self.bias is not None:
+            columns.append(self.b.sum(1))
+        return ExampleGradients(self.weight, self.bias, torch.cat(columns, 1) if len(columns) > 1 else columns[0])
+
+
+@dataclass
+class ExampleGradients(LayerFactors):
+    """Materialized gradients of the examples: `rows` [B, numbers of weight and bias]."""
+
+    rows: torch.Tensor
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        if (adjacent := self._adjacent()) is not None:
+            return self.rows @ vector[adjacent]
+        products, start = vector.new_zeros(len(self.rows)), 0
+        for span in self.spans():
+            products += self.rows[:, start : start + span.size] @ vector[slice(*span)]
+            start += span.size
+        return products
+
+    def _adjacent(self) -> slice | None:
+        """The range of weight and bias, if one follows the other."""
+        if self.weight is not None and self.bias is not None and self.weight.stop == self.bias.start:
+            return slice(self.weight.start, self.bias.stop)
+        return None
+
+    def gram(self, other: ExampleGradients) -> torch.Tensor:
+        return self.rows @ other.rows.T
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        if (adjacent := self._adjacent()) is not None:
+            vector[adjacent].addmv_(self.rows.T, weights)
+            return
+        start = 0
+        for span in self.spans():
+            vector[slice(*span)].addmv_(self.rows[:, start : start + span.size].T, weights)
+            start += span.size
+
+
+@dataclass
+class EmbeddingFactors(LayerFactors):
+    """Embeddings: token indices `a` [B, T] and output gradients `b` [B, T, q]. Only the tokens' rows have one."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def products(self, vector: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None
+        table = vector[slice(*self.weight)].view(-1, self.b.shape[2])
+        return (F.embedding(self.a, table) * self.b).sum((1, 2))
+
+    def gram(self, other: EmbeddingFactors) -> torch.Tensor:
+        same = self.a.flatten()[:, None] == other.a.flatten()[None]
+        table = (self.b.flatten(0, 1) @ other.b.flatten(0, 1).T) * same
+        return table.view(*self.a.shape, *other.a.shape).sum((1, 3))
+
+    def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
+        assert self.weight is not None
+        table = vector[slice(*self.weight)].view(-1, self.b.shape[2])
+        table.index_add_(0, self.a.flatten(), (self.b * weights.view(-1, 1, 1)).flatten(0, 1))
+
+
+def hashed_tokens(tokens: torch.Tensor, seed: int, buckets: int, number: int) -> torch.Tensor:
+    """A count sketch of one-hot vectors: a hash instead of a table gives each token its bucket and sign."""
+    mixed = (tokens * 2654435761 + 40503 * (number + 1) + seed) % 4294967291
+    indices, signs = (mixed >> 8) % buckets, 1.0 - 2.0 * ((mixed >> 4) & 1)
+    return F.one_hot(indices, buckets) * signs.unsqueeze(-1)
