@@ -45,15 +45,15 @@ def test_every_pair_is_in_a_recipe_and_no_recipe_holds_a_refused_one() -> None:
 @pytest.mark.parametrize("recipe", RECIPES, ids=words)
 def test_trains_and_resumes_to_the_same_bits(recipe: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    whole = train(recipe, tmp_path, out=folder, checkpoint_every=STOP)
-    assert whole["steps"] >= STEPS
-    assert math.isfinite(whole["models"]["mean"]["loss"])
+    undisturbed = train(recipe, tmp_path, out=folder, checkpoint_every=STOP)
+    assert undisturbed["steps"] >= STEPS
+    assert math.isfinite(undisturbed["models"]["mean"]["loss"])
     first = available(folder)[0].name
     step = int(first.removeprefix("step-"))
-    assert STOP <= step < whole["steps"]
+    assert STOP <= step < undisturbed["steps"]
     resumed = train(recipe, tmp_path, out=folder, resume=step)
     for key in KEPT:
-        assert resumed[key] == whole[key], key
+        assert resumed[key] == undisturbed[key], key
 
 
 @pytest.mark.parametrize("recipe", RECIPES[::12], ids=words)

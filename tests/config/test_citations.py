@@ -47,7 +47,7 @@ def test_entries_are_whole(key: str) -> None:
     "entry", [e for e in registered() if e.axis not in ("data", "model")], ids=lambda e: f"{e.axis}-{e.name}"
 )
 def test_a_method_names_its_authors_in_its_docstring(entry: Entry) -> None:
-    """The first author of what it cites stands in the reference of its docstring; one without a reference cites nothing."""
+    """The first author of what it cites stands in the reference of its docstring, and every reference is cited."""
     _, _, reference = (get(entry.axis, entry.name).__doc__ or "").partition("Reference:")
     assert bool(entry.cites) >= bool(reference), "add the key of the reference to the metadata"
     if reference and entry.name != "submodular":  # its reference is cited by the titles

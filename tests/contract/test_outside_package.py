@@ -42,7 +42,8 @@ def python(installed: Path, *arguments: str, cwd: Path) -> str:
 def test_it_is_listed_trained_by_name_and_cited(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(
         'workers = 3\nsteps = 6\nvirtual = true\nmodel = "logistic"\n'
-        '[data]\nname = "synthetic"\nexamples = 60\n[sync]\nname = "median"\npull = 0.5\n[period]\nname = "every"\nsteps = 2\n'
+        '[data]\nname = "synthetic"\nexamples = 60\n[sync]\nname = "median"\npull = 0.5\n'
+        '[period]\nname = "every"\nsteps = 2\n'
     )
     script = """
 from equipoise.cli.main import main

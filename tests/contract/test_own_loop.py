@@ -1,4 +1,4 @@
-"""What a user's own loop with `eq.attach` and `eq.Sampler` promises beyond the methods: loaders, schedulers, scalers, failures."""
+"""A user's own loop with `eq.attach` and `eq.Sampler`: loaders, schedulers, scalers, NaN, unequal workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_processes_give_the_bits_of_virtual_workers(method: Any) -> None:
     ids=lambda method: type(method).__name__,
 )
 def test_batches_drawn_ahead_resume_to_the_same_bits(method: Any, tmp_path: Path) -> None:
-    """With `num_workers = 2` four batches are drawn ahead, also at the checkpoint and at sizes that have changed since."""
+    """With `num_workers = 2` four batches are drawn ahead, also at a checkpoint, at sizes that change later."""
     ahead = {"workers": 2, "steps": 30, "num_workers": 2}
     undisturbed = toy.attach(method, **ahead, log=tmp_path / "undisturbed")
     for steps in (9, 16, 30):
@@ -58,14 +58,14 @@ def test_batches_drawn_ahead_resume_to_the_same_bits(method: Any, tmp_path: Path
 
 
 def test_sizes_change_alike_by_train_and_by_attach(tmp_path: Path) -> None:
-    whole = toy.train(GROWING, out=tmp_path / "train").result
-    same(toy.attach(GROWING, log=tmp_path / "attach"), whole, BITS)
+    expected = toy.train(GROWING, out=tmp_path / "train").result
+    same(toy.attach(GROWING, log=tmp_path / "attach"), expected, BITS)
     assert sizes_of(tmp_path / "attach") == sizes_of(tmp_path / "train")
     assert len(sizes_of(tmp_path / "train")) >= 4
 
 
 def test_scheduler_scaler_and_a_plain_loader_resume_to_the_same_bits(tmp_path: Path) -> None:
-    """The loader draws from the global generator, as it does by default; one worker overflows once before the checkpoint."""
+    """The loader draws from the global generator, as by default; one worker overflows once before the checkpoint."""
 
     def run(folder: Path, steps: int) -> dict[str, Any]:
         def loop(comm: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def test_nonfinite_by_train_and_by_attach(virtual: bool, period: int) -> None:
 
 
 def test_a_worker_that_runs_dry_counts_for_nothing(tmp_path: Path) -> None:
-    """Worker 1 has two examples and the others fifty: the loss of the one that it is given again makes nobody the leader."""
+    """Worker 1 has two examples and the others fifty: the loss of one that it is given again makes it no leader."""
     path = tmp_path / "blocks.json"
     path.write_text(json.dumps({"blocks": [list(range(50)), [50, 51], list(range(52, 102))]}))
     partition = eq.partition.FromFile(path=str(path))

@@ -1,7 +1,7 @@
 """BibTeX for what a run used: the papers of its methods, and Equipoise itself.
 
-`citations.bib` beside this file holds the entries. A method names its own in its metadata; the table here is of options and
-settings that have a paper.
+`citations.bib` beside this file holds the entries. A method names its own in its metadata; the table here is of options
+and settings that have a paper.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def choices_of(folder: Path) -> dict[str, Any]:
 
 
 def _fingerprint_of(folder: Path) -> dict[str, Any]:
-    """The choices of a run of `eq.train` or `eq.attach`, which write no recipe: those that its newest checkpoint names."""
+    """The choices of a run of `eq.train` or `eq.attach`, which write no recipe: from its newest checkpoint."""
     manifests = sorted(folder.glob("checkpoints/step-*/manifest.json"), key=lambda p: int(p.parent.name.split("-")[1]))
     if not manifests:
         raise UserError(f"{folder} has neither a recipe nor a checkpoint: its choices are not known")

@@ -2,7 +2,7 @@
 
 A method declares its name, help and references in its own file (`metadata = Metadata(...)`). This module reads those
 declarations from the source without importing it, so that `equipoise list` answers before torch could be loaded.
-Methods of other packages come in by `register`, or by an entry point of the group `equipoise.methods` that names the class.
+Methods of other packages come in by `register`, or by an entry point of the group `equipoise.methods`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _broken: list[str] = []  # a line for each of them that could not be loaded
 def register(cls: Class) -> Class:
     """Give a method of your own a name on the command line and in recipes; usable as a decorator.
 
-    The axis is that of its base class (`eq.sync.Sync`, `eq.order.Order`, ...), the name that of its `metadata`. A name that
-    is taken is refused.
+    The axis is that of its base class (`eq.sync.Sync`, `eq.order.Order`, ...), the name that of its `metadata`.
+    A name that is taken is refused.
     """
     metadata, axis = getattr(cls, "metadata", None), getattr(cls, "axis", "")
     if axis not in AXES:
@@ -85,8 +85,8 @@ def get(axis: str, name: str) -> type:
     if (axis, entry.name) in _registered:
         return _registered[axis, entry.name][1]
     module, cls = entry.target.split(":")
-    found: type = getattr(importlib.import_module(module), cls)
-    return found
+    target: type = getattr(importlib.import_module(module), cls)
+    return target
 
 
 def folder_of(axis: str) -> Path:
@@ -125,7 +125,7 @@ def _built_in() -> dict[tuple[str, str], Entry]:
 
 
 def _load_entry_points() -> None:
-    """Register the methods of installed packages, once. A broken one takes nothing but itself away: it is said in one line."""
+    """Register the methods of installed packages, once. A broken one is reported in one line; all others work."""
     global _loaded
     if _loaded:
         return
@@ -138,8 +138,8 @@ def _load_entry_points() -> None:
         except Exception as error:
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             _broken.append(
-                f"the entry point {point.name} = {point.value} ({GROUP}) cannot be loaded: {cause}: fix or uninstall the "
-                "package that declares it"
+                f"the entry point {point.name} = {point.value} ({GROUP}) cannot be loaded: {cause}: fix or uninstall "
+                "the package that declares it"
             )
             logging.getLogger("equipoise").warning(_broken[-1])
 

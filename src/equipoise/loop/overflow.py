@@ -13,9 +13,9 @@ from ..comm.base import Comm
 def agree_on_overflow(
     scaler: Any, optimizer: torch.optim.Optimizer, comm: Comm, skipped: Callable[[], None]
 ) -> Callable[[], None]:
-    """Let every worker learn of an overflow on any before the scaler decides whether to step; a function that undoes it.
+    """Let every worker learn of an overflow on any before the scaler decides whether to step.
 
-    skipped: called where the scaler takes no step, and the optimizer's hooks do not run.
+    Returns a function that undoes it. skipped: called where the scaler takes no step, and the optimizer's hooks do not run.
     """
     original = scaler.step
 

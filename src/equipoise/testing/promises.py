@@ -47,7 +47,7 @@ def reference(method: Configurable) -> dict[str, Any]:
     return _references[key]
 
 
-# -- what it says of itself ----------------------------------------------------------------------------------------------
+# -- what it says of itself --------------------------------------------------------------------------------------------
 def check_metadata(method: Configurable) -> None:
     """It has a name for the command line, one line of help, and a docstring."""
     cls = type(method)
@@ -112,7 +112,7 @@ def raises(kind: type[Exception], word: str) -> Iterator[None]:
         raise AssertionError(f"nothing was refused: a {kind.__name__} that says {word!r} is needed")
 
 
-# -- what its runs give --------------------------------------------------------------------------------------------------
+# -- what its runs give ------------------------------------------------------------------------------------------------
 def check_trains(method: Configurable) -> None:
     """It trains the toy problem."""
     before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
@@ -130,7 +130,7 @@ def check_deterministic(method: Configurable) -> None:
 
 
 def check_processes(method: Configurable) -> None:
-    """Processes give the bits of virtual workers. Where real time decides who does what (`exact = False`), the sums agree."""
+    """Processes give the bits of virtual workers; the same sums where real time decides who does what (`exact = False`)."""
     result = toy.train(method, virtual=False).result
     same(result, reference(method), BITS if method.exact else ("steps", "rounds", "messages", "bytes"))
 
@@ -176,7 +176,7 @@ def same(result: dict[str, Any], expected: dict[str, Any], keys: tuple[str, ...]
         assert result[key] == expected[key], f"{key} differs: {result[key]} is not {expected[key]}"
 
 
-# -- its state and its cost ----------------------------------------------------------------------------------------------
+# -- its state and its cost --------------------------------------------------------------------------------------------
 def check_state(method: Method) -> None:
     """What `state_dict` gives is plain, complete, and not an alias of what the worker goes on changing."""
     job = _job(method)
@@ -265,7 +265,7 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b) or (a != a and b != b)  # nan too
 
 
-# -- graphs --------------------------------------------------------------------------------------------------------------
+# -- graphs ------------------------------------------------------------------------------------------------------------
 def check_graph(topology: Topology, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> None:
     """A pure function of the round: the same peers whenever it is asked, and weights of each worker that sum to one."""
     for size in sizes:
@@ -279,7 +279,7 @@ def check_graph(topology: Topology, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -
             assert weights.min() >= -1e-12
 
 
-# -- which of them a method must keep --------------------------------------------------------------------------------------
+# -- which of them a method must keep ----------------------------------------------------------------------------------
 SAYS = (check_metadata, check_repr, check_options)
 TRAINS = (
     check_trains,

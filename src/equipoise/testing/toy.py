@@ -1,6 +1,6 @@
 """One small problem for every method: four classes in eight dimensions, a tanh net with dropout, 4 workers.
 
-`train` runs it by `eq.train`, `attach` by a plain loop of a user with `eq.attach` and `eq.Sampler`. The two give the same bits.
+`train` runs it by `eq.train`, `attach` by a user's own loop with `eq.attach` and `eq.Sampler`: to the same bits.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def attach(
     num_workers: int = 0,
     **changes: Any,
 ) -> dict[str, Any]:
-    """The same by a user's own loop; the counters of its end. With `log`, it first resumes and at its end writes a checkpoint.
+    """The same by a user's own loop; the counters of its end.
 
+    log: a folder; the loop then resumes from what is there, and writes a checkpoint at its end.
     num_workers: of the loader. changes: other choices, and arguments of `eq.attach`.
     """
     chosen = {**choices(method), **changes}
@@ -89,7 +90,7 @@ def attach(
         net = model()
         sgd = optimizer(net.parameters())
         sampler = Sampler(data, seed=seed, **drawn)
-        # A loader draws a number when it is iterated over; from its own generator, dropout masks stay those of eq.train.
+        # A loader draws a number when it is iterated over. From its own generator: dropout masks stay those of eq.train.
         loader = DataLoader(data, batch_sampler=sampler, num_workers=num_workers, generator=torch.Generator())
         with attach_to(net, sgd, sampler=sampler, seed=seed, log=log, **chosen) as together:
             if log is not None:
@@ -116,7 +117,7 @@ def attach(
 
 
 def ends(comm: Comm, together: attach_to, steps: int, lockstep: bool) -> Callable[[], bool]:
-    """Has the loop reached its length? Workers that take their own numbers of steps end it at a round, by the sum of them."""
+    """Has the loop reached its length? Workers that take their own numbers of steps agree at a round, on the sum."""
 
     def over() -> bool:
         if lockstep:
