@@ -15,7 +15,7 @@ def agree_on_overflow(
 ) -> Callable[[], None]:
     """Let every worker learn of an overflow on any before the scaler decides whether to step.
 
-    Returns a function that undoes it. skipped: called where the scaler takes no step, and the optimizer's hooks do not run.
+    Returns a function that undoes it. `skipped` is called where the scaler takes no step, so that no hook runs.
     """
     original = scaler.step
 

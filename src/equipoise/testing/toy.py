@@ -90,7 +90,7 @@ def attach(
         net = model()
         sgd = optimizer(net.parameters())
         sampler = Sampler(data, seed=seed, **drawn)
-        # A loader draws a number when it is iterated over. From its own generator: dropout masks stay those of eq.train.
+        # A loader draws a number when it is iterated over; from its own generator, dropout masks stay as in eq.train.
         loader = DataLoader(data, batch_sampler=sampler, num_workers=num_workers, generator=torch.Generator())
         with attach_to(net, sgd, sampler=sampler, seed=seed, log=log, **chosen) as together:
             if log is not None:
