@@ -25,7 +25,7 @@ from equipoise.comm.base import Comm, barrier
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
-from equipoise.sync.norms import STEPS
+from equipoise.sync.gradient_norms import STEPS
 
 ROUNDS = 8  # in one measurement
 ROUND_OF = ("plain average", "MGRAWA", "LGRAWA")
@@ -72,7 +72,7 @@ def compare(comm: Comm, period: int, repetitions: int) -> dict[str, list[float]]
         sync, x = workers[name].sync, workers[name].flat.x
         turns[f"{name} round"] = lambda sync=sync, x=x: [sync.after_step(x) for _ in range(ROUNDS)]
     norms = workers["LGRAWA"].sync.norms  # type: ignore[attr-defined]
-    turns["norms"] = lambda: [norms.step(0) for _ in range(ROUNDS * STEPS["train"])]
+    turns["norms"] = lambda: [norms.observe_step(0) for _ in range(ROUNDS * STEPS["train"])]
     turns |= {name: training(worker) for name, worker in workers.items()}
     for worker in workers.values():
         worker.model.train()

@@ -22,9 +22,9 @@ KINDS = ("compute", "wait", "communicate")
 def accounts(function: Any, cluster: Cluster) -> list[list[float]]:
     def work(comm: Any) -> list[float]:
         function(comm)
-        found = [comm.ledger.spent[kind] for kind in KINDS]
-        assert sum(found) == pytest.approx(comm.now, rel=1e-12)
-        return found
+        seconds = [comm.ledger.spent[kind] for kind in KINDS]
+        assert sum(seconds) == pytest.approx(comm.now, rel=1e-12)
+        return seconds
 
     return spawn(work, cluster.size, virtual=True, cluster=cluster)
 
@@ -76,16 +76,16 @@ CLUSTER = Cluster([100.0, 200.0, 400.0], LINK)
 
 @pytest.mark.parametrize("sync", [eq.sync.AllReduce(), eq.sync.DPSGD(), eq.sync.DeTAG(overlap=True)], ids=repr)
 def test_all_of_a_run_is_accounted_for_and_goes_on_after_a_checkpoint(sync: Any, tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", sync=sync, cluster=CLUSTER, epochs=2)
-    for row in [*whole.result["workers"], *whole.events]:
+    uninterrupted = train(tmp_path / "uninterrupted", sync=sync, cluster=CLUSTER, epochs=2)
+    for row in [*uninterrupted.result["workers"], *uninterrupted.events]:
         spent = sum(row[kind] for kind in KINDS)
         assert spent == pytest.approx(row["simulated_seconds"], abs=1e-7)
-    assert {"step", "end"} <= {event["event"] for event in whole.events}
-    slow, _, fast = whole.result["workers"]
+    assert {"step", "end"} <= {event["event"] for event in uninterrupted.events}
+    slow, _, fast = uninterrupted.result["workers"]
     assert slow["wait"] < fast["wait"]
     train(tmp_path / "parts", sync=sync, cluster=CLUSTER, epochs=1)
     parts = train(tmp_path / "parts", sync=sync, cluster=CLUSTER, epochs=2, resume=True)
-    for one, other in zip(whole.result["workers"], parts.result["workers"], strict=True):
+    for one, other in zip(uninterrupted.result["workers"], parts.result["workers"], strict=True):
         if not getattr(sync, "overlap", False):  # a message under way at a checkpoint is sent again
             assert [one[kind] for kind in KINDS] == pytest.approx([other[kind] for kind in KINDS], rel=1e-12)
         assert sum(other[kind] for kind in KINDS) == pytest.approx(other["simulated_seconds"], rel=1e-12)
@@ -106,6 +106,6 @@ def test_seconds_are_real_without_a_cluster(virtual: bool, tmp_path: Path) -> No
 
 
 def test_the_last_to_come_tells_waiting_from_the_way() -> None:
-    ledger = Ledger(communicate=5.0, unsorted=3.0)
+    ledger = Ledger(communicate=5.0, unattributed=3.0)
     ledger.attribute_wait(1.0)
-    assert (ledger.wait, ledger.communicate, ledger.unsorted) == (2.0, 3.0, 0.0)
+    assert (ledger.wait, ledger.communicate, ledger.unattributed) == (2.0, 3.0, 0.0)

@@ -40,7 +40,7 @@ def test_a_ring_even_or_odd(size: int, virtual: bool) -> None:
 
 @both
 def test_directed_and_uneven_graphs(virtual: bool) -> None:
-    """0 -> 1 -> 2 -> 0, and 0 -> 2 besides; worker 3 has nobody and waits for nothing."""
+    """0 -> 1 -> 2 -> 0, and 0 -> 2 besides; worker 3 has no peer and waits for nothing."""
     edges = [(0, 1), (1, 2), (2, 0), (0, 2)]
 
     def work(comm: Any) -> list[Any]:
@@ -153,7 +153,7 @@ def test_waiting_twice_waits_for_nothing_more(virtual: bool) -> None:
 
 
 @both
-def test_nobody_to_talk_to(virtual: bool) -> None:
+def test_an_exchange_without_peers(virtual: bool) -> None:
     def work(comm: Any) -> int:
         comm.exchange({}, {}).wait()
         return comm.ledger.messages

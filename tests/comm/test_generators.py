@@ -21,15 +21,15 @@ def draw() -> tuple[float, float, float]:
 def seeded(comm: Any) -> list[tuple[float, float, float]]:
     """Draws with hand-overs in between: unequal numbers of draws must not shift another worker's stream."""
     seed_worker(3, comm.rank)
-    found = []
+    draws = []
     for turn in range(3):
-        found += [draw() for _ in range(1 + (comm.rank + turn) % 3)]
+        draws += [draw() for _ in range(1 + (comm.rank + turn) % 3)]
         comm.sum(torch.ones(1))
         barrier(comm)
         comm.counter("x", 1)
         peer = comm.rank ^ 1
         comm.exchange({peer: torch.ones(1)}, {peer: torch.empty(1)}).wait()
-    return found
+    return draws
 
 
 def test_streams_are_those_of_a_worker_alone() -> None:
@@ -47,12 +47,12 @@ def test_streams_are_those_of_a_worker_alone() -> None:
 def test_streams_of_workers_and_of_seeds_differ() -> None:
     kept = rng_state()
     try:
-        found = set()
+        draws = set()
         for seed in range(3):
             for rank in range(5):
                 seed_worker(seed, rank)
-                found.update(draw())
-        assert len(found) == 3 * 5 * 3
+                draws.update(draw())
+        assert len(draws) == 3 * 5 * 3
     finally:
         set_rng_state(kept)
 
@@ -71,11 +71,11 @@ def test_unseeded_workers_begin_where_the_launcher_stood(virtual: bool) -> None:
         np.random.seed(3)
 
         def work(comm: Any) -> list[Any]:
-            found = [draw()]
+            draws = [draw()]
             comm.sum(torch.ones(1))
-            found.append(draw())
+            draws.append(draw())
             barrier(comm)
-            return [*found, draw()]
+            return [*draws, draw()]
 
         assert run(work, 3, virtual) == [expected] * 3
         assert draw() == expected[0], "and the launcher's own generators have not moved"

@@ -99,5 +99,5 @@ def test_a_ledger_round_trip() -> None:
     other.load_state_dict(ledger.state_dict())
     other.record(1, 1)
     assert (other.messages, other.bytes, other.counting) == (3, 31, True)
-    seconds = {"compute": 0.0, "wait": 0.0, "communicate": 0.0, "unsorted": 0.0, "alive": 0.0}
+    seconds = {"compute": 0.0, "wait": 0.0, "communicate": 0.0, "unattributed": 0.0, "alive": 0.0}
     assert ledger.state_dict() == {"messages": 2, "bytes": 30, "failures": 0, **seconds}

@@ -1,4 +1,4 @@
-"""What torchrun starts: processes that know each other by environment variables alone. Forked here, to save the imports."""
+"""Processes started by torchrun know each other by environment variables alone. Forked here, to save the imports."""
 
 from __future__ import annotations
 
@@ -117,8 +117,12 @@ def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
 
     answers = under_torchrun(loop)
     assert answers[0] == answers[1]
-    whole = train(steps=5, workers=2)
-    assert answers[0] == (whole.result["params_sha256"], 5, [p.tolist() for p in whole.model.parameters()])
+    uninterrupted = train(steps=5, workers=2)
+    assert answers[0] == (
+        uninterrupted.result["params_sha256"],
+        5,
+        [p.tolist() for p in uninterrupted.model.parameters()],
+    )
 
 
 def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

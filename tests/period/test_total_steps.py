@@ -103,7 +103,7 @@ def test_processes_of_unequal_speed_take_unequal_steps() -> None:
 @pytest.mark.parametrize("stop", [1, 6, 13])
 def test_stops_at_rounds_and_resumes_to_the_same_bits(stop: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"period": TotalSteps(6), "cluster": cluster(1.0, 1.3, 2.7, 0.6)}
-    undisturbed = toy.train(MGRAWA(prox=0.1), **options).result
+    undisturbed = toy.train(MGRAWA(prox=0.1), **options, steps=24).result
     first = toy.train(MGRAWA(prox=0.1), **options, steps=stop, out=tmp_path / "run").result
     assert first["steps"] == -(-stop // 6) * 6, "the run ends with the round in which it is long enough"
     resumed = toy.train(MGRAWA(prox=0.1), **options, steps=24, out=tmp_path / "run", resume=True).result

@@ -17,7 +17,7 @@ TWO = [{"count": 2}]
 
 
 # -- files --------------------------------------------------------------------------------------------------------
-def test_a_whole_description() -> None:
+def test_a_complete_description() -> None:
     cluster = Cluster.from_dict(
         {
             "examples_per_second": 500,
@@ -85,7 +85,7 @@ def test_a_file(tmp_path: Path) -> None:
         ({"workers": TWO, "links": {"bandwidth": "0 Mbit"}}, "bandwidth must be above zero"),
         ({"workers": TWO, "links": {"bandwidth": 0}}, "bandwidth must be above zero"),
         ({"workers": TWO, "links": {"bandwidth": "-1 Mbit"}}, "bandwidth must be above zero"),
-        ({"workers": TWO, "links": {"latency": "-1 ms"}}, "latency must not be negative"),
+        ({"workers": TWO, "links": {"latency": "-1 ms"}}, "latency must be finite and not negative"),
         ({"workers": TWO, "links": {"latency": "1 Mbit"}}, "latency = '1 Mbit'"),
         ({"workers": TWO, "links": {"between": {"workers": [0, 1]}}}, "double brackets"),
         ({"workers": TWO, "links": {"between": [{"workers": [0, 2]}]}}, "worker 2 is not one of 0 to 1"),
@@ -95,7 +95,7 @@ def test_a_file(tmp_path: Path) -> None:
         ({"workers": TWO, "links": {"between": [{"workers": 3}]}}, r"give workers = \[a, b"),
     ],
 )
-def test_nonsense_is_refused_by_name(table: dict[str, Any], words: str) -> None:
+def test_invalid_entries_are_refused_by_name(table: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Cluster.from_dict(table)
 

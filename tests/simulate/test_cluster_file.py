@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import equipoise as eq
 from equipoise.core.errors import UserError
+from equipoise.core.toml import read_toml
 from equipoise.simulate.cluster import PAYLOAD, Cluster, Link, Traffic
 
 LINK = Link(8e6 / PAYLOAD, 1e-3)  # a byte in a microsecond
@@ -99,7 +99,7 @@ def test_workers_that_are_impossible(worker: dict[str, Any], words: str) -> None
         ({"between": {(0, 2): Link()}}, "they are 0 to 1"),
     ],
 )
-def test_nonsense_in_python(how: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_in_python(how: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         Cluster([1.0, 1.0], **how)
 
@@ -121,9 +121,5 @@ def test_a_cluster_comes_back_from_its_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         cluster.save(tmp_path / "none" / "c.toml")
     perfect = Cluster([5.0])
-    assert Cluster.from_dict(eq.recipe.read_toml(_written(tmp_path, perfect))) == perfect
-
-
-def _written(folder: Path, cluster: Cluster) -> Path:
-    cluster.save(folder / "p.toml")
-    return folder / "p.toml"
+    perfect.save(tmp_path / "p.toml")
+    assert Cluster.from_dict(read_toml(tmp_path / "p.toml")) == perfect

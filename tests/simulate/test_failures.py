@@ -13,31 +13,31 @@ import torch
 import equipoise as eq
 from equipoise.launch.start import spawn
 from equipoise.simulate.cluster import PAYLOAD, Cluster, Link
-from equipoise.simulate.failures import Chance
+from equipoise.simulate.failures import FailureModel
 
 LINK = Link(8e6 / PAYLOAD, 1e-3)  # a byte in a microsecond
 
 
 def test_jitter_has_mean_one_and_its_deviation_and_follows_from_the_step_alone() -> None:
     cluster = Cluster([1.0] * 2, jitter=[0.0, 0.3])
-    assert Chance(cluster, 0, 5).factor(17) == 1.0
-    one = Chance(cluster, 1, 5)
+    assert FailureModel(cluster, 0, 5).factor(17) == 1.0
+    one = FailureModel(cluster, 1, 5)
     factors = np.array([one.factor(step) for step in range(20_000)])
     assert factors.mean() == pytest.approx(1.0, abs=4 * 0.3 / math.sqrt(20_000))
     assert factors.std() == pytest.approx(0.3, rel=0.05)
-    assert [Chance(cluster, 1, 5).factor(step) for step in (900, 3)] == [factors[900], factors[3]]
-    assert Chance(cluster, 1, 6).factor(3) != factors[3]
+    assert [FailureModel(cluster, 1, 5).factor(step) for step in (900, 3)] == [factors[900], factors[3]]
+    assert FailureModel(cluster, 1, 6).factor(3) != factors[3]
 
 
-def test_failures_are_a_poisson_process_that_can_be_asked_for_any_time() -> None:
+def test_failures_are_a_poisson_process_and_any_interval_can_be_queried() -> None:
     cluster = Cluster([1.0], failures_per_hour=6.0)
-    chance = Chance(cluster, 0, 1)
-    counts = [chance.failures(600.0 * k, 600.0 * (k + 1)) for k in range(4000)]
+    model = FailureModel(cluster, 0, 1)
+    counts = [model.count(600.0 * k, 600.0 * (k + 1)) for k in range(4000)]
     assert np.mean(counts) == pytest.approx(1.0, abs=4 / math.sqrt(4000))
     assert np.var(counts) == pytest.approx(1.0, abs=0.1)
-    other = Chance(cluster, 0, 1)
-    assert other.failures(600.0 * 100, 600.0 * 101) == counts[100]
-    assert other.failures(0.0, 600.0 * 4000) == sum(counts)
+    other = FailureModel(cluster, 0, 1)
+    assert other.count(600.0 * 100, 600.0 * 101) == counts[100]
+    assert other.count(0.0, 600.0 * 4000) == sum(counts)
 
 
 def test_a_failure_takes_its_worker_away_and_the_others_wait() -> None:
@@ -67,13 +67,13 @@ def train(out: Path, epochs: int, **how: Any) -> dict[str, Any]:
 
 
 def test_failures_are_resumed_and_differ_from_seed_to_seed(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", 3)
+    uninterrupted = train(tmp_path / "uninterrupted", 3)
     train(tmp_path / "parts", 1)
     parts = train(tmp_path / "parts", 3, resume=True)
     names = ("simulated_seconds", "compute", "wait", "communicate", "failures")
-    for one, other in zip(whole["workers"], parts["workers"], strict=True):
+    for one, other in zip(uninterrupted["workers"], parts["workers"], strict=True):
         assert [one[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-12)
         assert one["compute"] + one["wait"] + one["communicate"] == pytest.approx(one["simulated_seconds"], rel=1e-12)
-    assert sum(row["failures"] for row in whole["workers"]) > 0
-    assert train(tmp_path / "again", 3)["simulated_seconds"] == whole["simulated_seconds"]
-    assert train(tmp_path / "other", 3, seed=1)["simulated_seconds"] != whole["simulated_seconds"]
+    assert sum(row["failures"] for row in uninterrupted["workers"]) > 0
+    assert train(tmp_path / "again", 3)["simulated_seconds"] == uninterrupted["simulated_seconds"]
+    assert train(tmp_path / "other", 3, seed=1)["simulated_seconds"] != uninterrupted["simulated_seconds"]

@@ -58,7 +58,7 @@ def test_a_collective_starts_when_the_last_one_comes() -> None:
 
 
 def test_gossip_waits_for_its_neighbours_alone() -> None:
-    """A path 0 - 1 - 2 - 3 whose last worker is slow: one round away nobody feels it, two rounds away one does."""
+    """A path 0 - 1 - 2 - 3 whose last worker is slow: each round its delay spreads by one hop."""
 
     def rounds(count: int) -> list[float]:
         def work(comm: Any) -> None:
@@ -126,13 +126,11 @@ def test_uncounted_calls_take_no_time() -> None:
             comm.gather(torch.ones(1000))
             comm.exchange({1 - comm.rank: torch.ones(250)}, {1 - comm.rank: torch.empty(250)}).wait()
 
-    assert clocks(work, Cluster([100.0] * 2, LINK)) == [0.1, 0.2], (
-        "a meeting that is not counted makes nobody wait either"
-    )
+    assert clocks(work, Cluster([100.0] * 2, LINK)) == [0.1, 0.2], "an uncounted collective makes no worker wait"
 
 
 def test_the_earlier_worker_reaches_a_counter_first() -> None:
-    """As on a real cluster: whoever has finished its work first, not whoever has the lower rank."""
+    """As on a real cluster: the worker that finishes first, not the one with the lower rank."""
 
     def work(comm: Any) -> int:
         comm.computed(100 - 10 * comm.rank)

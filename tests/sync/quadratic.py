@@ -50,13 +50,13 @@ def solve(
     period: int = 1,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     virtual: bool = True,
-    tell: bool = True,
-    look: Callable[[int, Any, np.ndarray], None] | None = None,
+    report_loss: bool = True,
+    on_step: Callable[[int, Any, np.ndarray], None] | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """The workers' points (n, d) after `steps` steps from zero. `look(step, attached, x)` sees each worker after each step.
+    """The workers' points (n, d) after `steps` steps from zero. `on_step(step, attached, x)` is called after each step.
 
-    `tell` lets the attached sync know each loss, as methods that follow the training loss ask.
+    `report_loss` sets `attached.loss` at each step, for methods that follow the training loss.
     """
     n, dim = problem.centres.shape
 
@@ -72,11 +72,11 @@ def solve(
                 away = model.weight[0] - c
                 value = 0.5 * away @ a @ away
                 value.backward()
-                if tell:
+                if report_loss:
                     together.loss = value.item()
                 own.step()
-                if look is not None:
-                    look(step, together, model.weight.detach().numpy()[0].copy())
+                if on_step is not None:
+                    on_step(step, together, model.weight.detach().numpy()[0].copy())
         return model.weight.detach().numpy()[0].copy()
 
     return np.stack(eq.spawn(loop, n, virtual=virtual, deterministic=True))

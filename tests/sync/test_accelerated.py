@@ -116,16 +116,16 @@ def test_rounds_to_shrink_disagreement_tenfold() -> None:
 def test_one_round_may_amplify_and_is_refused() -> None:
     for size, value in ((16, 1.03), (32, 1.30), (64, 1.47)):
         graph = Ring().on(size)
-        found = np.abs(polynomial(spectrum(graph), etas("accelerated", graph.rate(), 1))).max()
-        assert found == pytest.approx(value, abs=0.005)
+        factor = np.abs(polynomial(spectrum(graph), etas("accelerated", graph.rate(), 1))).max()
+        assert factor == pytest.approx(value, abs=0.005)
         with pytest.raises(UserError, match=f"by {value:.2f}.*lazy=True.*gossip='plain'"):
             GossipPlan.make(graph, "accelerated", 1, "DeTAG")
         lazy = Ring(lazy=True).on(size)
         r = rho(lazy.rate())
-        found = np.abs(polynomial(spectrum(lazy), etas("accelerated", lazy.rate(), 1))).max()
-        assert found == pytest.approx((2 - r) * r, abs=1e-12)
-        assert found < 1
-    with pytest.raises(UserError, match="leave out rounds"):  # does not amplify, but no method wants it either
+        factor = np.abs(polynomial(spectrum(lazy), etas("accelerated", lazy.rate(), 1))).max()
+        assert factor == pytest.approx((2 - r) * r, abs=1e-12)
+        assert factor < 1
+    with pytest.raises(UserError, match="omit rounds"):  # does not amplify, but no method wants it either
         GossipPlan.make(Ring().on(8), "accelerated", 1, "DeTAG")
     assert GossipPlan.make(Ring().on(32), "plain", 1, "DeTAG").etas == (0.0,)
     assert GossipPlan.make(Ring().on(32), "chebyshev", 1, "DeTAG").etas == (0.0,)
@@ -161,12 +161,12 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 def test_workers_compute_the_matrix_polynomial(kind: str, rounds: int) -> None:
     vectors = np.random.default_rng(0).standard_normal((5, 3))
     graph = Ring().on(5)
-    plan = GossipPlan.make(graph, kind, rounds, "MG-DSGD")
+    plan = GossipPlan.make(graph, kind, rounds, "MGDSGD")
 
     def loop(comm: Comm) -> np.ndarray:
         z = torch.from_numpy(vectors[comm.rank].copy())
         gossip(Mixing(Context(comm), Ring()), plan, z, torch.empty_like(z))
         return z.numpy()
 
-    found = np.stack(eq.spawn(loop, 5, virtual=True))
-    np.testing.assert_allclose(found, matrix_power(graph.matrix(), list(plan.etas)) @ vectors, atol=1e-14)
+    mixed = np.stack(eq.spawn(loop, 5, virtual=True))
+    np.testing.assert_allclose(mixed, matrix_power(graph.matrix(), list(plan.etas)) @ vectors, atol=1e-14)

@@ -16,12 +16,12 @@ from equipoise.topology import Exponential, Matching, Path, Random, Ring, Topolo
 
 from .checks import (
     bias_halves_with_the_step,
-    costs_what_it_says,
     follows,
-    goes_on_from_any_step,
     learns,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, solve
 
@@ -64,10 +64,10 @@ def test_only_the_steps_move_the_mean(period: int) -> None:
     problem, lr = Problem.make(5), 0.05
     x = np.zeros((31, 5, 5))
 
-    def look(step: int, together: Any, point: np.ndarray) -> None:
+    def on_step(step: int, together: Any, point: np.ndarray) -> None:
         x[step + 1, together.comm.rank] = point
 
-    solve(problem, ADPSGD(), steps=30, lr=lr, period=period, look=look)
+    solve(problem, ADPSGD(), steps=30, lr=lr, period=period, on_step=on_step)
     g = np.einsum("nij,tnj->tni", problem.matrices, x[:-1] - problem.centres)
     np.testing.assert_allclose(x[1:].mean(1), (x[:-1] - lr * g).mean(1), atol=2e-16 * 10)
 
@@ -105,7 +105,7 @@ def simulated_seconds(sync: Any) -> float:
     return max(eq.spawn(loop, 4, virtual=True, cluster=Cluster([10.0] * 4, Link(latency=0.09))))
 
 
-def test_messages_travel_while_everybody_computes() -> None:
+def test_communication_overlaps_with_computation() -> None:
     assert simulated_seconds(ADPSGD()) == pytest.approx(20 * 0.1, abs=0.1)  # the end may wait for the last message
     assert simulated_seconds(DPSGD()) > 20 * 0.18
 
@@ -114,10 +114,10 @@ def test_gap_is_that_of_the_average_draw() -> None:
     """Pairs of all workers leave 1/2 - 1 / (2 (n - 1)) of the squared disagreement, on average."""
     gaps = []
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         gaps.append(together.sync.spectral_gap)
 
-    solve(Problem.make(4), ADPSGD(Matching()), steps=1, lr=0.1, look=look)
+    solve(Problem.make(4), ADPSGD(Matching()), steps=1, lr=0.1, on_step=on_step)
     assert gaps[0] == pytest.approx(1 - (1 / 3) ** 0.5, abs=0.1)
 
 
@@ -131,9 +131,9 @@ def test_learns_with_momentum_and_adam() -> None:
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    costs_what_it_says(ADPSGD())
-    costs_what_it_says(ADPSGD(Path()), period=2)
-    goes_on_from_any_step(ADPSGD())
-    goes_on_from_any_step(ADPSGD(), period=3)
+    sends_what_cost_declares(ADPSGD())
+    sends_what_cost_declares(ADPSGD(Path()), period=2)
+    resumes_from_any_step(ADPSGD())
+    resumes_from_any_step(ADPSGD(), period=3)
     same_on_processes(ADPSGD())
-    refuses(ADPSGD(Exponential()), "both ways")
+    refuses(ADPSGD(Exponential()), "undirected graph")

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DPSGD
 from equipoise.topology import OnePeer, Ring
 
-from .checks import costs_what_it_says, follows, goes_on_from_any_step, mean_loss, same_on_processes
+from .checks import follows, mean_loss, resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, error, solve
 
 
@@ -65,8 +66,8 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_little_else() -> None:
     lr = 0.2 / problem.smoothness
     wide, narrow = (solve(problem, DPSGD(wire=wire), steps=60, lr=lr) for wire in ("", "bfloat16"))
     assert 0 < np.abs(wide - narrow).max() < 0.01
-    assert DPSGD(wire="bfloat16").cost(100, 4, 0, 5, True) == (2, 400)
-    costs_what_it_says(DPSGD(wire="bfloat16"), sizes=(5,))
+    assert DPSGD(wire="bfloat16").cost(ModelSize(100, 4), 0, 5, True) == (2, 400)
+    sends_what_cost_declares(DPSGD(wire="bfloat16"), sizes=(5,))
 
 
 def test_overlap_is_refused_where_it_would_be_another_method() -> None:
@@ -77,7 +78,7 @@ def test_overlap_is_refused_where_it_would_be_another_method() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(DPSGD(combine="before"), period=2)
-    costs_what_it_says(DPSGD(OnePeer(), combine="before", overlap=True), sizes=(5,))
-    goes_on_from_any_step(DPSGD(OnePeer(), combine="before", overlap=True))
+    sends_what_cost_declares(DPSGD(combine="before"), period=2)
+    sends_what_cost_declares(DPSGD(OnePeer(), combine="before", overlap=True), sizes=(5,))
+    resumes_from_any_step(DPSGD(OnePeer(), combine="before", overlap=True))
     same_on_processes(DPSGD(combine="before", overlap=True))

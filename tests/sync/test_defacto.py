@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DeFacto
 from equipoise.sync.defacto import distinct_eigenvalues, tree_sweeps
 from equipoise.topology import Exponential, Hypercube, OnePeer, Path, Random, Ring, Star, Topology
 
-from .checks import costs_what_it_says, goes_on_from_any_step, refuses, same_on_processes, stops_exactly
+from .checks import (
+    converges_to_the_optimum,
+    refuses,
+    resumes_from_any_step,
+    same_on_processes,
+    sends_what_cost_declares,
+)
 from .quadratic import Problem, solve
 
 GRAPHS = [(Ring(), 8), (Ring(), 5), (Path(), 8), (Star(), 8), (Hypercube(), 8), (Random(), 12), (Ring(), 2)]
@@ -75,16 +82,16 @@ def test_is_centralised_sgd(factors: str, workers: int, momentum: float) -> None
             centre = centre - lr * velocity
         path.append(centre)
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         assert np.abs(x - path[step]).max() < 1e-12
 
-    solve(problem, DeFacto(factors=factors), steps=steps, lr=lr, period=period, momentum=momentum, look=look)
+    solve(problem, DeFacto(factors=factors), steps=steps, lr=lr, period=period, momentum=momentum, on_step=on_step)
 
 
 @pytest.mark.parametrize("factors", ["spectral", "tree"])
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(factors: str, workers: int) -> None:
-    stops_exactly(DeFacto(factors=factors), workers, steps=60, lr=1.0, period=2)
+    converges_to_the_optimum(DeFacto(factors=factors), workers, steps=60, lr=1.0, period=2)
 
 
 def test_adam_agrees_on_one_model() -> None:
@@ -99,10 +106,12 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DeFacto().cost(100, 4, 0, 8, True) == (8, 3200)
-    assert DeFacto().cost(100, 4, 0, 8, False) == (0, 0)
-    assert DeFacto(Random()).cost(100, 4, 0, 40, True) == DeFacto(Random(), "tree").cost(100, 4, 0, 40, True)
+    assert DeFacto().cost(ModelSize(100, 4), 0, 8, True) == (8, 3200)
+    assert DeFacto().cost(ModelSize(100, 4), 0, 8, False) == (0, 0)
+    assert DeFacto(Random()).cost(ModelSize(100, 4), 0, 40, True) == DeFacto(Random(), factors="tree").cost(
+        ModelSize(100, 4), 0, 40, True
+    )
     for factors in ("spectral", "tree"):
-        costs_what_it_says(DeFacto(factors=factors), period=2)
-        goes_on_from_any_step(DeFacto(factors=factors), period=3)
+        sends_what_cost_declares(DeFacto(factors=factors), period=2)
+        resumes_from_any_step(DeFacto(factors=factors), period=3)
         same_on_processes(DeFacto(factors=factors), period=2)

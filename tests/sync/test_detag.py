@@ -7,19 +7,20 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DeTAG
 from equipoise.sync.accelerated import GossipPlan, etas
 from equipoise.topology import Exponential, OnePeer, Ring, Star
 
 from .checks import (
-    costs_what_it_says,
+    converges_to_the_optimum,
     follows,
-    goes_on_from_any_step,
     matrix_power,
     mild,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
-    stops_exactly,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, error, solve
 
@@ -51,12 +52,12 @@ def test_is_its_equations_and_frozen_within_a_phase(kind: str, overlap: bool) ->
 @pytest.mark.parametrize(("rounds", "lr", "steps"), [(2, 0.4, 140), (3, 0.4, 126)])
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(workers: int, rounds: int, lr: float, steps: int) -> None:
-    stops_exactly(DeTAG(rounds=rounds), workers, steps=steps, lr=lr)
+    converges_to_the_optimum(DeTAG(rounds=rounds), workers, steps=steps, lr=lr)
 
 
 def test_exact_with_one_plain_round_and_with_momentum() -> None:
-    stops_exactly(DeTAG(rounds=1, gossip="plain"), 5, steps=90, lr=0.3)
-    stops_exactly(DeTAG(), 5, steps=150, lr=0.2, momentum=0.4)
+    converges_to_the_optimum(DeTAG(rounds=1, gossip="plain"), 5, steps=90, lr=0.3)
+    converges_to_the_optimum(DeTAG(), 5, steps=150, lr=0.2, momentum=0.4)
 
 
 def test_weight_decay_is_that_of_the_mean_problem() -> None:
@@ -73,7 +74,7 @@ def test_adam_reaches_the_optimum() -> None:
     def decay(step: int, together: Any, x: np.ndarray) -> None:
         together.optimizer.param_groups[0]["lr"] *= 0.98
 
-    points = solve(problem, DeTAG(), steps=300, lr=0.1, optimizer=torch.optim.Adam, look=decay)
+    points = solve(problem, DeTAG(), steps=300, lr=0.1, optimizer=torch.optim.Adam, on_step=decay)
     assert error(problem, points) < 0.02
     assert np.abs(points - points.mean(0)).max() < 0.01
 
@@ -83,11 +84,11 @@ def test_tracker_keeps_the_mean_of_the_gradients(rounds: int) -> None:
     """At every step, also in the middle of a phase and while messages travel."""
     gaps = []
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         with together.comm.uncounted():
             gaps.append(together.sync.tracker_gap)
 
-    solve(Problem.make(8), DeTAG(rounds=rounds, overlap=True), steps=60, lr=0.02, look=look)
+    solve(Problem.make(8), DeTAG(rounds=rounds, overlap=True), steps=60, lr=0.02, on_step=on_step)
     assert max(gaps) < 1e-12
 
 
@@ -141,9 +142,9 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DeTAG().cost(100, 4, 0, 8, True) == (2, 1600)
-    costs_what_it_says(DeTAG(rounds=3))
-    costs_what_it_says(DeTAG(Star(), rounds=3, overlap=True, wire="bfloat16"), sizes=(5,))
+    assert DeTAG().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
+    sends_what_cost_declares(DeTAG(rounds=3))
+    sends_what_cost_declares(DeTAG(Star(), rounds=3, overlap=True, wire="bfloat16"), sizes=(5,))
     for overlap in (False, True):
-        goes_on_from_any_step(DeTAG(rounds=3, overlap=overlap))
+        resumes_from_any_step(DeTAG(rounds=3, overlap=overlap))
     same_on_processes(DeTAG(rounds=3, overlap=True))

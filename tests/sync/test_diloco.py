@@ -9,13 +9,14 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
-from equipoise.comm.fused_reduction import pieces
+from equipoise.comm.fused_reduction import chunks
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.loop.attach import attach
 from equipoise.sync import DiLoCo, PeriodicAverage
 
 from ..contract import toy
-from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
+from .checks import resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, solve
 
 
@@ -67,7 +68,7 @@ def streamed(problem: Problem, sync: DiLoCo, lr: float, period: int, steps: int)
     """Fragments in turn, applied `delay` steps after they were sent, mixed with what workers did meanwhile."""
     x = np.zeros_like(problem.centres)
     z, u = x[0].copy(), np.zeros(x.shape[1])
-    parts = [slice(*p) for p in pieces(x.shape[1], sync.fragments)]
+    parts = [slice(*p) for p in chunks(x.shape[1], sync.fragments)]
     sent: tuple[int, slice, np.ndarray] | None = None
     turn = 0
 
@@ -102,24 +103,24 @@ def test_fragments_and_delays_are_their_equations(options: dict[str, Any]) -> No
     np.testing.assert_allclose(points, streamed(problem, sync, 0.05, 4, 25), atol=1e-12)
 
 
-def test_every_fragment_has_its_turn_and_all_together_cost_one_model() -> None:
-    whole, parts = (DiLoCo(fragments=p) for p in (1, 4))
+def test_fragments_are_sent_in_turn_and_together_cost_one_model() -> None:
+    complete, parts = (DiLoCo(fragments=p) for p in (1, 4))
     for rank in range(3):
-        cost = sum(parts.cost(103, 4, rank, 3, True, round)[1] for round in range(4))
-        assert abs(cost - whole.cost(103, 4, rank, 3, True)[1]) <= 4 * 4 * 3
-    costs_what_it_says(DiLoCo(fragments=2), period=2, sizes=(2, 3))
+        cost = sum(parts.cost(ModelSize(103, 4), rank, 3, True, round)[1] for round in range(4))
+        assert abs(cost - complete.cost(ModelSize(103, 4), rank, 3, True)[1]) <= 4 * 4 * 3
+    sends_what_cost_declares(DiLoCo(fragments=2), period=2, sizes=(2, 3))
 
 
-def test_what_is_under_way_survives_a_checkpoint() -> None:
+def test_a_message_in_flight_survives_a_checkpoint() -> None:
     for options in ({"delay": 2, "alpha": 0.5}, {"delay": 1, "fragments": 2}, {"fragments": 2, "weights": "samples"}):
-        goes_on_from_any_step(DiLoCo(**options), period=3, steps=14, stops=(3, 4, 6, 8, 10))
+        resumes_from_any_step(DiLoCo(**options), period=3, steps=14, stops=(3, 4, 6, 8, 10))
 
 
 def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
     same_on_processes(DiLoCo(delay=2, alpha=0.5), period=3, steps=11)
 
     def loop(comm: Comm) -> torch.Tensor:
-        model = nn.Linear(300, 300, bias=False)  # pieces go through shared memory, several to each peer under way
+        model = nn.Linear(300, 300, bias=False)  # chunks go through shared memory, several to each peer under way
         nn.init.constant_(model.weight, float(comm.rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with attach(model, optimizer, sync=DiLoCo(lr=1.0, momentum=0.0, delay=1), period=2):
@@ -137,16 +138,16 @@ def test_delayed_messages_are_the_same_on_processes_and_may_be_large() -> None:
         assert torch.equal(kept, torch.full((300, 300), 2.5))
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UserError, match="delay=1"):
         DiLoCo(alpha=0.5)
-    with pytest.raises(UserError, match="whole model"):
+    with pytest.raises(UserError, match="complete model"):
         DiLoCo(fragments=2, state="average")
     with pytest.raises(UserError, match="shorter than the period"):
         solve(Problem.make(2), DiLoCo(delay=3), steps=9, lr=0.1, period=2)
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(DiLoCo(), period=2, sizes=(2, 5))
-    goes_on_from_any_step(DiLoCo(), period=3)
+    sends_what_cost_declares(DiLoCo(), period=2, sizes=(2, 5))
+    resumes_from_any_step(DiLoCo(), period=3)
     same_on_processes(DiLoCo(fragments=2), period=2)

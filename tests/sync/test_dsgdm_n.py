@@ -4,19 +4,20 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DPSGD, DSGDmN
 from equipoise.topology import Edges, OnePeer, Ring
 
 from .checks import (
     bias_halves_with_the_step,
-    costs_what_it_says,
     follows,
-    goes_on_from_any_step,
     learns,
     mild,
     refuses,
     resting_point,
+    resumes_from_any_step,
     same_on_processes,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, error, solve
 
@@ -64,9 +65,9 @@ def test_learns_with_momentum_and_adam() -> None:
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    assert DSGDmN().cost(100, 4, 0, 8, True) == (2, 800)
-    costs_what_it_says(DSGDmN(OnePeer()), period=2)
-    costs_what_it_says(DSGDmN(wire="bfloat16"), sizes=(5,))
-    goes_on_from_any_step(DSGDmN(), period=2)
+    assert DSGDmN().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
+    sends_what_cost_declares(DSGDmN(OnePeer()), period=2)
+    sends_what_cost_declares(DSGDmN(wire="bfloat16"), sizes=(5,))
+    resumes_from_any_step(DSGDmN(), period=2)
     same_on_processes(DSGDmN())
     refuses(DSGDmN(Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)), "the mean", workers=3)

@@ -7,10 +7,17 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DSGT
 from equipoise.topology import Exponential, OnePeer, Ring
 
-from .checks import costs_what_it_says, follows, goes_on_from_any_step, same_on_processes, stops_exactly
+from .checks import (
+    converges_to_the_optimum,
+    follows,
+    resumes_from_any_step,
+    same_on_processes,
+    sends_what_cost_declares,
+)
 from .quadratic import Problem, error, solve
 
 
@@ -32,16 +39,16 @@ def test_is_its_equations() -> None:
 
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(workers: int) -> None:
-    stops_exactly(DSGT(), workers, steps=230, lr=0.22)
+    converges_to_the_optimum(DSGT(), workers, steps=230, lr=0.22)
 
 
 def test_exact_with_momentum() -> None:
-    stops_exactly(DSGT(), 5, steps=120, lr=0.15, momentum=0.5)
+    converges_to_the_optimum(DSGT(), 5, steps=120, lr=0.15, momentum=0.5)
 
 
 @pytest.mark.parametrize("topology", [OnePeer(), Exponential()], ids=repr)
 def test_exact_on_graphs_that_change_or_are_directed(topology: Any) -> None:
-    stops_exactly(DSGT(topology), 4, steps=160, lr=0.2)
+    converges_to_the_optimum(DSGT(topology), 4, steps=160, lr=0.2)
 
 
 def test_adam_reaches_the_optimum() -> None:
@@ -51,31 +58,31 @@ def test_adam_reaches_the_optimum() -> None:
     def decay(step: int, together: Any, x: np.ndarray) -> None:
         together.optimizer.param_groups[0]["lr"] *= 0.98
 
-    points = solve(problem, DSGT(), steps=200, lr=0.1, optimizer=torch.optim.Adam, look=decay)
+    points = solve(problem, DSGT(), steps=200, lr=0.1, optimizer=torch.optim.Adam, on_step=decay)
     assert error(problem, points) < 0.02
 
 
 def test_tracker_keeps_the_mean_of_the_gradients() -> None:
     gaps = []
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         with together.comm.uncounted():
             gaps.append(together.sync.tracker_gap)
             gradient = together.comm.mean(together.sync.gradient_before.clone())
             assert gradient.norm() > 1e-3
 
-    solve(Problem.make(5), DSGT(), steps=30, lr=0.02, look=look)
+    solve(Problem.make(5), DSGT(), steps=30, lr=0.02, on_step=on_step)
     assert max(gaps) < 1e-13
 
 
 def test_model_and_tracker_are_one_message_without_packing() -> None:
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         sync, flat = together.sync, together.flat
-        assert flat.x.data_ptr() == sync.both.data_ptr()
-        assert together.model.weight.data_ptr() == sync.both.data_ptr()
+        assert flat.x.data_ptr() == sync.joint.buffer.data_ptr()
+        assert together.model.weight.data_ptr() == sync.joint.buffer.data_ptr()
         assert together.comm.ledger.messages == 2 * (step + 1)
 
-    solve(Problem.make(4), DSGT(), steps=3, lr=0.02, look=look)
+    solve(Problem.make(4), DSGT(), steps=3, lr=0.02, on_step=on_step)
 
 
 def test_health_in_the_result() -> None:
@@ -97,9 +104,9 @@ def test_health_in_the_result() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DSGT().cost(100, 4, 0, 8, True) == (2, 1600)
-    costs_what_it_says(DSGT())
-    costs_what_it_says(DSGT(wire="bfloat16"), sizes=(5,))
-    goes_on_from_any_step(DSGT())
-    goes_on_from_any_step(DSGT(OnePeer()))
+    assert DSGT().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
+    sends_what_cost_declares(DSGT())
+    sends_what_cost_declares(DSGT(wire="bfloat16"), sizes=(5,))
+    resumes_from_any_step(DSGT())
+    resumes_from_any_step(DSGT(OnePeer()))
     same_on_processes(DSGT())

@@ -11,10 +11,10 @@ import torch
 import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.core.context import Context
-from equipoise.core.vector import Flat
+from equipoise.core.vector import Flat, ModelSize
 from equipoise.sync import EAMSGD, EASGD, NoSync
 
-from .checks import Layers, costs_what_it_says, follows, goes_on_from_any_step, same_on_processes, toy_sha
+from .checks import Layers, follows, resumes_from_any_step, same_on_processes, sends_what_cost_declares, toy_sha
 from .quadratic import Problem, solve
 
 
@@ -50,7 +50,7 @@ def test_a_round_conserves_the_sum_of_workers_and_centre(pull: float) -> None:
         flat = Flat(Layers((4,)))
         bound = EASGD(pull=pull).bind(Context(comm, flat=flat))
         bound.before_step(flat.x, None)
-        bound.middle = torch.arange(4.0, dtype=torch.float64)
+        bound.centre_model = torch.arange(4.0, dtype=torch.float64)
         flat.x.copy_(torch.from_numpy(models[comm.rank]))
         for _ in range(7):
             bound.after_step(flat.x)
@@ -80,10 +80,10 @@ def test_centre_is_evaluated_and_goes_to_the_optimum_of_equal_workers() -> None:
     problem = Problem(np.stack([wild.matrices[0]] * 4), np.stack([wild.centres[0]] * 4))
     centres = []
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         centres.append(together.sync.centre().numpy().copy())
 
-    solve(problem, EASGD(pull=0.9), steps=150, lr=0.5 / problem.smoothness, period=2, look=look)
+    solve(problem, EASGD(pull=0.9), steps=150, lr=0.5 / problem.smoothness, period=2, on_step=on_step)
     assert np.abs(centres[-1] - problem.optimum).max() < 1e-3
     from ..contract import toy
 
@@ -94,8 +94,8 @@ def test_centre_is_evaluated_and_goes_to_the_optimum_of_equal_workers() -> None:
 
 @pytest.mark.parametrize("sync", [EASGD(), EAMSGD()], ids=["easgd", "eamsgd"])
 def test_costs_resumes_and_runs_on_processes(sync: Any) -> None:
-    assert [sync.cost(100, 4, rank, 4, True) for rank in range(4)] == [(6, 600)] * 4
-    assert sync.cost(100, 4, 0, 4, False) == (0, 0)
-    costs_what_it_says(sync, period=2)
-    goes_on_from_any_step(sync, period=2)
+    assert [sync.cost(ModelSize(100, 4), rank, 4, True) for rank in range(4)] == [(6, 600)] * 4
+    assert sync.cost(ModelSize(100, 4), 0, 4, False) == (0, 0)
+    sends_what_cost_declares(sync, period=2)
+    resumes_from_any_step(sync, period=2)
     same_on_processes(sync, period=2)

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import KGT, PeriodicAverage
 from equipoise.topology import Edges, Exponential, OnePeer, Ring
 
 from .checks import (
-    costs_what_it_says,
+    converges_to_the_optimum,
     follows,
-    goes_on_from_any_step,
     mild,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
-    stops_exactly,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, error, solve
 
@@ -48,12 +49,12 @@ def test_is_its_equations(local: int) -> None:
     ("workers", "local", "steps", "lr"), [(4, 1, 75, 0.4), (5, 1, 75, 0.4), (4, 2, 150, 0.2), (5, 4, 300, 0.1)]
 )
 def test_exact(workers: int, local: int, steps: int, lr: float) -> None:
-    stops_exactly(KGT(), workers, steps=steps, lr=lr, period=local)
+    converges_to_the_optimum(KGT(), workers, steps=steps, lr=lr, period=local)
 
 
 def test_exact_with_momentum_and_on_directed_graphs() -> None:
-    stops_exactly(KGT(), 5, steps=200, lr=0.1, period=2, momentum=0.5)
-    stops_exactly(KGT(Exponential()), 6, steps=160, lr=0.3, period=2)
+    converges_to_the_optimum(KGT(), 5, steps=200, lr=0.1, period=2, momentum=0.5)
+    converges_to_the_optimum(KGT(Exponential()), 6, steps=160, lr=0.3, period=2)
 
 
 def test_local_steps_without_correction_are_not_exact() -> None:
@@ -69,27 +70,27 @@ def test_adam_reaches_the_optimum() -> None:
     def decay(step: int, together: Any, x: np.ndarray) -> None:
         together.optimizer.param_groups[0]["lr"] *= 0.98
 
-    points = solve(problem, KGT(), steps=240, lr=0.1, period=2, optimizer=torch.optim.Adam, look=decay)
+    points = solve(problem, KGT(), steps=240, lr=0.1, period=2, optimizer=torch.optim.Adam, on_step=decay)
     assert error(problem, points) < 0.05
 
 
 def test_corrections_sum_to_zero() -> None:
     means, sizes = [], []
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         with together.comm.uncounted():
             means.append(together.sync.correction_mean)
         sizes.append(float(together.sync.correction.norm()))
 
-    solve(Problem.make(5), KGT(), steps=40, lr=0.02, period=3, look=look)
+    solve(Problem.make(5), KGT(), steps=40, lr=0.02, period=3, on_step=on_step)
     assert max(means) < 1e-13
     assert max(sizes) > 0.5
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    assert KGT().cost(100, 4, 0, 8, True) == (2, 1600)
-    costs_what_it_says(KGT(), period=3)
-    costs_what_it_says(KGT(OnePeer(), wire="bfloat16"), sizes=(5,))
-    goes_on_from_any_step(KGT(), period=3)
+    assert KGT().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
+    sends_what_cost_declares(KGT(), period=3)
+    sends_what_cost_declares(KGT(OnePeer(), wire="bfloat16"), sizes=(5,))
+    resumes_from_any_step(KGT(), period=3)
     same_on_processes(KGT(), period=2)
     refuses(KGT(Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)), "the mean", workers=3)

@@ -13,7 +13,7 @@ from equipoise.comm.base import Comm
 from equipoise.sync import LGRAWA, MGRAWA
 
 from ..contract import toy
-from .checks import costs_what_it_says, same_on_processes
+from .checks import same_on_processes, sends_what_cost_declares
 
 
 def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
@@ -28,9 +28,9 @@ def test_layers_are_parameter_tensors_each_with_its_weight() -> None:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(toy.INPUTS[part]), toy.TARGETS[part]).backward()
                 optimizer.step()
-            assert together.sync.levelled == len(list(model.parameters())) == 4
+            assert together.sync.num_weights == len(list(model.parameters())) == 4
             assert together.comm.ledger.messages == 2 * 2 * 3  # two rounds, one collective each
-            shares.append(together.sync.own.numpy())
+            shares.append(together.sync.own_weights.numpy())
 
     eq.spawn(loop, 4, virtual=True)
     table = np.stack(shares)
@@ -52,8 +52,8 @@ def test_a_layer_without_a_gradient_is_averaged() -> None:
             optimizer.step()
         return model[1].weight.detach().numpy()
 
-    for found in eq.spawn(loop, 3, virtual=True):
-        np.testing.assert_allclose(found, np.ones((1, 3)), atol=1e-12)
+    for sums in eq.spawn(loop, 3, virtual=True):
+        np.testing.assert_allclose(sums, np.ones((1, 3)), atol=1e-12)
 
 
 def test_is_another_method_than_mgrawa_in_a_run() -> None:
@@ -63,5 +63,5 @@ def test_is_another_method_than_mgrawa_in_a_run() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(LGRAWA(), period=2)
+    sends_what_cost_declares(LGRAWA(), period=2)
     same_on_processes(LGRAWA(), period=2)

@@ -16,12 +16,12 @@ from equipoise.topology import Complete, Edges, Hypercube, OnePeer, Path, Random
 
 from .checks import (
     bias_halves_with_the_step,
-    costs_what_it_says,
     follows,
-    goes_on_from_any_step,
     learns,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem
 
@@ -107,9 +107,9 @@ def test_alpha_leaves_the_least_disagreement(topology: Topology) -> None:
     def rho(alpha: float) -> float:
         expected = np.zeros((6, 6))
         for bits in itertools.product((0, 1), repeat=len(laplacians)):
-            chance = np.prod([p if b else 1 - p for b, p in zip(bits, plan.probabilities, strict=True)])
+            probability = np.prod([p if b else 1 - p for b, p in zip(bits, plan.probabilities, strict=True)])
             weights = np.eye(6) - alpha * sum(b * each for b, each in zip(bits, laplacians, strict=True))
-            expected += chance * weights.T @ weights
+            expected += probability * weights.T @ weights
         return float(np.linalg.norm(expected - 1 / 6, 2))
 
     assert plan.rho == pytest.approx(rho(plan.alpha), abs=1e-9)
@@ -124,9 +124,9 @@ def test_draws_are_unions_of_matchings_within_the_budget() -> None:
         peers = drawn(plan, 0, round, 6)
         assert all(a in peers[b] for a in range(6) for b in peers[a])
         active = {(a, b) for a in range(6) for b in peers[a] if a < b}
-        whole = [set(m) <= active for m in plan.matchings]
-        assert active == set(itertools.chain(*(m for m, w in zip(plan.matchings, whole, strict=True) if w)))
-        used += whole
+        drawn_matchings = [set(m) <= active for m in plan.matchings]
+        assert active == set(itertools.chain(*(m for m, w in zip(plan.matchings, drawn_matchings, strict=True) if w)))
+        used += drawn_matchings
     np.testing.assert_allclose(used / 2000, plan.probabilities, atol=0.05)
     assert used.sum() / 2000 == pytest.approx(0.4 * len(plan.matchings), abs=0.06)
     assert drawn(plan, 1, 7, 6) != drawn(plan, 0, 7, 6) or drawn(plan, 1, 8, 6) != drawn(plan, 0, 8, 6)
@@ -135,7 +135,7 @@ def test_draws_are_unions_of_matchings_within_the_budget() -> None:
 
 
 def matrices(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
-    plan, x = MATCHA(Ring(), 0.5, 3).planned(8), np.zeros_like(problem.centres)
+    plan, x = MATCHA(Ring(), budget=0.5, seed=3).planned(8), np.zeros_like(problem.centres)
     path = []
     for round in range(steps):
         links = {(a, b) for a, peers in enumerate(drawn(plan, 3, round, 8)) for b in peers if a < b}
@@ -148,7 +148,7 @@ def matrices(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
 
 
 def test_is_its_equations() -> None:
-    follows(MATCHA(Ring(), 0.5, 3), matrices, 24)
+    follows(MATCHA(Ring(), budget=0.5, seed=3), matrices, 24)
 
 
 def test_bias_halves_with_the_step() -> None:
@@ -174,7 +174,7 @@ def test_refusals() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(MATCHA(), steps=9)
-    costs_what_it_says(MATCHA(wire="bfloat16"), sizes=(5,), period=2)
-    goes_on_from_any_step(MATCHA(), period=2)
+    sends_what_cost_declares(MATCHA(), steps=9)
+    sends_what_cost_declares(MATCHA(wire="bfloat16"), sizes=(5,), period=2)
+    resumes_from_any_step(MATCHA(), period=2)
     same_on_processes(MATCHA())

@@ -7,11 +7,20 @@ import pytest
 import torch
 
 from equipoise.core.errors import UserError
+from equipoise.core.vector import ModelSize
 from equipoise.sync import MGDSGD
 from equipoise.sync.accelerated import etas
 from equipoise.topology import Exponential, OnePeer, Ring
 
-from .checks import costs_what_it_says, follows, goes_on_from_any_step, matrix_power, mild, refuses, same_on_processes
+from .checks import (
+    follows,
+    matrix_power,
+    mild,
+    refuses,
+    resumes_from_any_step,
+    same_on_processes,
+    sends_what_cost_declares,
+)
 from .quadratic import Problem, error, solve
 
 
@@ -56,8 +65,8 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert MGDSGD().cost(100, 4, 0, 8, True) == (6, 2400)
-    costs_what_it_says(MGDSGD(rounds=3), period=2)
-    costs_what_it_says(MGDSGD(gossip="chebyshev", wire="bfloat16"), period=2, sizes=(5,))
-    goes_on_from_any_step(MGDSGD(rounds=3), period=3)
+    assert MGDSGD().cost(ModelSize(100, 4), 0, 8, True) == (6, 2400)
+    sends_what_cost_declares(MGDSGD(rounds=3), period=2)
+    sends_what_cost_declares(MGDSGD(gossip="chebyshev", wire="bfloat16"), period=2, sizes=(5,))
+    resumes_from_any_step(MGDSGD(rounds=3), period=3)
     same_on_processes(MGDSGD(rounds=3), period=2)

@@ -13,14 +13,15 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.comm.base import Comm
+from equipoise.core.vector import ModelSize
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 from equipoise.sync import MGRAWA
-from equipoise.sync.norms import norms_of
+from equipoise.sync.gradient_norms import norms_of
 
 from ..contract import toy
-from .checks import costs_what_it_says, same_on_processes
+from .checks import same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, solve
 
 
@@ -122,13 +123,13 @@ def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse(
     lr = 0.5 / problem.smoothness
     seen: dict[int, list[float]] = {}
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         if step == 0:  # workers start apart
             together.model.weight.data += 0.5 * (together.comm.rank + 1)
         away = together.model.weight.detach().numpy()[0] - problem.optimum
         seen.setdefault(step, []).append(float(away @ problem.matrices[0] @ away / 2))
 
-    solve(problem, MGRAWA(pull=0.5), steps=80, lr=lr, period=4, look=look)
+    solve(problem, MGRAWA(pull=0.5), steps=80, lr=lr, period=4, on_step=on_step)
     worst = [max(losses) for _, losses in sorted(seen.items())]
     assert all(after <= before * (1 + 1e-12) for before, after in itertools.pairwise(worst))
     strongly = np.linalg.eigvalsh(problem.matrices[0])[0]
@@ -137,18 +138,18 @@ def test_converges_on_equal_convex_losses_and_the_worst_worker_never_gets_worse(
 
 @pytest.mark.parametrize(("source", "steps"), [("train", 4), ("last", 1)])
 def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm takes a few per cent of a small step; in the first round nobody knows yet when it ends."""
-    from equipoise.sync import norms
+    """A norm takes a few per cent of a small step; in the first round its length is not known yet."""
+    from equipoise.sync import gradient_norms
 
     seen: list[int] = []
-    real = norms.norms_of
+    real = gradient_norms.norms_of
 
     def counted(tensors: Any) -> torch.Tensor:
         seen.append(1 + current[0].step)
         return real(tensors)
 
     current: list[Any] = [None]
-    monkeypatch.setattr(norms, "norms_of", counted)
+    monkeypatch.setattr(gradient_norms, "norms_of", counted)
 
     def loop(comm: Comm) -> None:
         worker = Worker(dataclasses.replace(job(MGRAWA(source=source)), period=eq.period.Every(10)), comm)
@@ -156,7 +157,7 @@ def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, mon
             if worker.position.steps_left == 0:
                 worker.clock.epoch += 1
                 worker.position.begin(worker.clock.epoch)
-            current[0] = worker.clock  # of whoever runs: workers hand over at rounds only
+            current[0] = worker.clock  # of the running worker: workers hand over at rounds only
             worker.step()
 
     eq.spawn(loop, 2, virtual=True)
@@ -181,15 +182,15 @@ def test_proximity_between_rounds_keeps_workers_nearer() -> None:
 def test_every_source_resumes_to_the_same_bits(source: str, tmp_path: Any) -> None:
     sync = MGRAWA(source=source, debias=source == "fresh", prox=0.1)
     options: dict[str, Any] = {"period": 3}
-    whole = toy.train(sync, **options).result
+    uninterrupted = toy.train(sync, **options).result
     toy.train(sync, **options, steps=5, out=tmp_path / "run")
     toy.train(sync, **options, steps=12, out=tmp_path / "run", resume=True)
     resumed = toy.train(sync, **options, out=tmp_path / "run", resume=True).result
     for key in ("params_sha256", "rounds", "models", "health"):
-        assert resumed[key] == whole[key], key
+        assert resumed[key] == uninterrupted[key], key
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert MGRAWA().cost(99, 4, 0, 4, True) == (6, 600)
-    costs_what_it_says(MGRAWA(), period=2)
+    assert MGRAWA().cost(ModelSize(99, 4), 0, 4, True) == (6, 600)
+    sends_what_cost_declares(MGRAWA(), period=2)
     same_on_processes(MGRAWA(prox=0.1), period=2)

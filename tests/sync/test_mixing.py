@@ -75,7 +75,7 @@ def test_a_dropped_round_never_was() -> None:
         x = torch.full((3,), float(comm.rank))
         mixing.begin(x)
         mixing.drop()
-        assert not mixing.under_way
+        assert not mixing.in_flight
         assert (comm.ledger.messages, comm.ledger.bytes, mixing.context.clock.rounds) == (0, 0, 0)
         mixing.mix(x)
         assert (comm.ledger.messages, comm.ledger.bytes, mixing.context.clock.rounds) == (2, 24, 1)
@@ -102,7 +102,7 @@ def test_links_dropped_at_both_ends_keep_the_mean() -> None:
     assert np.abs(one.mean(0) - vectors.mean(0)).max() > 1e-3
 
 
-def test_workers_must_mean_the_same_valid_graph() -> None:
+def test_workers_must_have_the_same_valid_graph() -> None:
     def loop(comm: Comm) -> None:
         agree(Context(comm), Ring() if comm.rank < 3 else Path(), "D-PSGD")
 

@@ -16,7 +16,7 @@ from equipoise.loop.attach import attach
 from equipoise.sync import AllReduce, PeriodicAverage
 
 from ..contract import toy
-from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
+from .checks import resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, solve
 
 
@@ -57,13 +57,13 @@ def test_local_steps_are_their_equations() -> None:
 
 @pytest.mark.parametrize("weights", ["size", "uniform", "samples"])
 def test_weights(weights: str) -> None:
-    """Worker r holds the value r, a share of (1, 2, 3) / 6 of the data, and has taken (5, 0, 15) samples in the round."""
+    """Worker r holds the value r, a share of (1, 2, 3) / 6 of the data, and has consumed (5, 0, 15) samples."""
     samples = [5, 0, 15]
 
     def loop(comm: Comm) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        found = []
+        values = []
         with attach(model, optimizer, sync=PeriodicAverage(weights), period=2, share=(comm.rank + 1) / 6) as together:
             for step in range(4):
                 with torch.no_grad():
@@ -71,8 +71,8 @@ def test_weights(weights: str) -> None:
                 model.weight.grad = torch.zeros_like(model.weight)
                 together.batch = samples[comm.rank] if step == 1 else 0 if step < 2 else 7
                 optimizer.step()
-                found.append(model.weight.item())
-        return found
+                values.append(model.weight.item())
+        return values
 
     first = {"size": 8 / 6, "uniform": 1.0, "samples": 30 / 20}[weights]
     second = {"size": 8 / 6, "uniform": 1.0, "samples": 1.0}[weights]
@@ -136,11 +136,11 @@ def test_resumes_with_momentum_and_samples_in_the_middle_of_a_round(tmp_path: Pa
     for state in ("average", "reset"):
         sync = PeriodicAverage("samples", state)
         chosen = {"period": 4, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "batch": [2, 4, 8, 16]}
-        whole = toy.train(sync, steps=10, **chosen).result
+        uninterrupted = toy.train(sync, steps=10, **chosen).result
         toy.train(sync, steps=6, out=tmp_path / state, **chosen)
         resumed = toy.train(sync, steps=10, out=tmp_path / state, resume=True, **chosen).result
         for key in ("params_sha256", "bytes", "samples", "consensus"):
-            assert resumed[key] == whole[key]
+            assert resumed[key] == uninterrupted[key]
 
 
 def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
@@ -152,12 +152,12 @@ def test_evaluating_and_saving_change_nothing(tmp_path: Path) -> None:
         assert watched[key] == plain[key]
     assert plain["consensus"] == 0.0, "30 steps end with a round"
     assert toy.train(PeriodicAverage(), period=5, steps=28).result["consensus"] > 0, (
-        "and 28 do not: nobody was synchronised"
+        "and 28 do not: the workers were not synchronised"
     )
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
     for weights in ("size", "uniform", "samples"):
-        costs_what_it_says(PeriodicAverage(weights), period=2, sizes=(2, 3, 5))
-        goes_on_from_any_step(PeriodicAverage(weights), period=3)
+        sends_what_cost_declares(PeriodicAverage(weights), period=2, sizes=(2, 3, 5))
+        resumes_from_any_step(PeriodicAverage(weights), period=3)
     same_on_processes(PeriodicAverage("samples"), period=2)

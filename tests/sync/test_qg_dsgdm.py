@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.core.vector import ModelSize
 from equipoise.sync import DSGDmN, QGDSGDm
 from equipoise.topology import Edges, OnePeer, Ring
 
 from .checks import (
     bias_halves_with_the_step,
-    costs_what_it_says,
     follows,
-    goes_on_from_any_step,
     learns,
     mild,
     refuses,
     resting_point,
+    resumes_from_any_step,
     same_on_processes,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, error, solve
 
@@ -68,7 +69,7 @@ def test_a_learning_rate_of_zero_is_no_direction() -> None:
     def warm(step: int, together: Any, x: np.ndarray) -> None:
         together.optimizer.param_groups[0]["lr"] = 0.02 * min(step, 5) / 5
 
-    points = solve(Problem.make(4), QGDSGDm(), steps=40, lr=0.0, look=warm)
+    points = solve(Problem.make(4), QGDSGDm(), steps=40, lr=0.0, on_step=warm)
     assert np.isfinite(points).all()
     assert np.abs(points).max() > 0.1
 
@@ -79,9 +80,9 @@ def test_learns_with_adam() -> None:
 
 
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
-    assert QGDSGDm().cost(100, 4, 0, 8, True) == (2, 800)
-    costs_what_it_says(QGDSGDm(OnePeer()), period=2)
-    costs_what_it_says(QGDSGDm(wire="bfloat16"), sizes=(5,))
-    goes_on_from_any_step(QGDSGDm(), period=3)
+    assert QGDSGDm().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
+    sends_what_cost_declares(QGDSGDm(OnePeer()), period=2)
+    sends_what_cost_declares(QGDSGDm(wire="bfloat16"), sizes=(5,))
+    resumes_from_any_step(QGDSGDm(), period=3)
     same_on_processes(QGDSGDm())
     refuses(QGDSGDm(Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)), "the mean", workers=3)

@@ -8,13 +8,21 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.vector import ModelSize
 from equipoise.loop.attach import attach
 from equipoise.sync import RelaySGD
 from equipoise.sync.relay import spanning_tree
 from equipoise.topology import Exponential, Hypercube, OnePeer, Path, Random, Ring, Star, Torus
 from equipoise.topology.analysis import Key
 
-from .checks import costs_what_it_says, goes_on_from_any_step, learns, refuses, same_on_processes, stops_exactly
+from .checks import (
+    converges_to_the_optimum,
+    learns,
+    refuses,
+    resumes_from_any_step,
+    same_on_processes,
+    sends_what_cost_declares,
+)
 from .quadratic import Problem, solve
 
 
@@ -67,11 +75,11 @@ def test_first_messages_are_the_counts_of_the_paper(topology: Any) -> None:
 
 @pytest.mark.parametrize(("topology", "workers"), [(Path(), 6), (Ring(), 4), (Ring(), 5), (Star(), 5)], ids=repr)
 def test_exact(topology: Any, workers: int) -> None:
-    stops_exactly(RelaySGD(topology), workers, steps=150 if workers == 6 else 110, lr=0.5)
+    converges_to_the_optimum(RelaySGD(topology), workers, steps=150 if workers == 6 else 110, lr=0.5)
 
 
 def test_exact_with_momentum() -> None:
-    stops_exactly(RelaySGD(), 5, steps=160, lr=0.15, momentum=0.5)
+    converges_to_the_optimum(RelaySGD(), 5, steps=160, lr=0.15, momentum=0.5)
 
 
 @pytest.mark.parametrize("topology", [Path(), Ring(), Star(hub=3), Torus(), Random()], ids=repr)
@@ -81,7 +89,7 @@ def test_trees_span_the_graph(topology: Any) -> None:
         assert sum(map(len, tree.links)) == 2 * (size - 1), size
         for rank, links in enumerate(tree.links):
             assert set(links) <= {peer for peer, _ in bound.neighbours(0, rank)}, size
-            assert 1 + sum(links.values()) == size, "everybody is behind exactly one neighbour"
+            assert 1 + sum(links.values()) == size, "every worker is reached through exactly one neighbour"
             assert all(tree.links[peer][rank] == size - behind for peer, behind in links.items()), size
 
 
@@ -104,9 +112,9 @@ def test_graphs_it_cannot_use_are_refused() -> None:
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert RelaySGD(Path()).cost(100, 4, 0, 8, True) == (1, 400)
-    assert RelaySGD(Path()).cost(100, 4, 3, 8, True) == (2, 800)
-    costs_what_it_says(RelaySGD())
-    costs_what_it_says(RelaySGD(Star()), period=2)
-    goes_on_from_any_step(RelaySGD(), period=2)
+    assert RelaySGD(Path()).cost(ModelSize(100, 4), 0, 8, True) == (1, 400)
+    assert RelaySGD(Path()).cost(ModelSize(100, 4), 3, 8, True) == (2, 800)
+    sends_what_cost_declares(RelaySGD())
+    sends_what_cost_declares(RelaySGD(Star()), period=2)
+    resumes_from_any_step(RelaySGD(), period=2)
     same_on_processes(RelaySGD())

@@ -8,17 +8,19 @@ import torch
 
 import equipoise as eq
 from equipoise.core.context import Context
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Flat, ModelSize
 from equipoise.sync import SGP
 from equipoise.topology import Edges, Exponential, OnePeer, Star
 
 from .checks import (
     bias_halves_with_the_step,
-    costs_what_it_says,
     follows,
-    goes_on_from_any_step,
     learns,
     refuses,
+    resumes_from_any_step,
     same_on_processes,
+    sends_what_cost_declares,
 )
 from .quadratic import Problem, solve
 
@@ -52,12 +54,12 @@ def test_pushing_loses_nothing(topology: Any, workers: int) -> None:
     y, w = np.zeros((24, workers, 5)), np.zeros((24, workers))
     g = np.zeros_like(y)
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         rank, sync = together.comm.rank, together.sync
         y[step, rank], w[step, rank] = x + sync.offset.numpy(), sync.weight
         g[step, rank] = problem.matrices[rank] @ (x - problem.centres[rank])
 
-    solve(problem, SGP(topology), steps=24, lr=lr, period=3, look=look)
+    solve(problem, SGP(topology), steps=24, lr=lr, period=3, on_step=on_step)
     np.testing.assert_allclose(y[1:].sum(1), (y[:-1] - lr * g[:-1]).sum(1), atol=1e-13)
     np.testing.assert_allclose(w.sum(1), workers, atol=1e-13)
     assert (np.abs(w - 1).max() > 0.1) == (topology is LOPSIDED)
@@ -71,26 +73,25 @@ def test_learns_with_momentum_and_adam() -> None:
 def test_health_and_refusals() -> None:
     weights = []
 
-    def look(step: int, together: Any, x: np.ndarray) -> None:
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
         with together.comm.uncounted():
             weights.append(together.sync.least_weight)
 
-    solve(Problem.make(8), SGP(LOPSIDED), steps=5, lr=0.01, look=look)
+    solve(Problem.make(8), SGP(LOPSIDED), steps=5, lr=0.01, on_step=on_step)
     assert 0.1 < min(weights) < 0.9
     refuses(SGP(Edges(links=[(0, 1), (1, 2)], directed=True)), "not strongly connected", workers=3)
 
     def loop(comm: Any) -> None:
-        context = Context(comm)
-        context.flat = eq.vector.Flat(torch.nn.Linear(2, 1))
+        context = Context(comm, flat=Flat(torch.nn.Linear(2, 1)))
         SGP(OnePeer() if comm.rank else Star()).bind(context)
 
-    with pytest.raises(eq.errors.UserError, match="disagree on the graph"):
+    with pytest.raises(UserError, match="disagree on the graph"):
         eq.spawn(loop, 4, virtual=True)
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert SGP().cost(100, 4, 0, 8, True) == (1, 404)
-    costs_what_it_says(SGP())
-    costs_what_it_says(SGP(Star()), period=2)
-    goes_on_from_any_step(SGP(Edges(links=[(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)), period=2)
+    assert SGP().cost(ModelSize(100, 4), 0, 8, True) == (1, 404)
+    sends_what_cost_declares(SGP())
+    sends_what_cost_declares(SGP(Star()), period=2)
+    resumes_from_any_step(SGP(Edges(links=[(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)), period=2)
     same_on_processes(SGP())

@@ -15,7 +15,7 @@ from equipoise.comm.base import Comm
 from equipoise.core.errors import UserError
 from equipoise.loop.attach import attach
 from equipoise.sync.matcha import MATCHA
-from equipoise.sync.mixing import Wires, mixing_gap, symmetrised, weighted
+from equipoise.sync.mixing import RoundLinks, mixing_gap, symmetrised, weighted
 from equipoise.topology import Complete, Edges, Hypercube, Matching, OnePeer, Path, Ring, Star, Topology, Torus
 
 from .checks import mild
@@ -41,14 +41,14 @@ OTHERS = [S.SGP(), S.MGDSGD()]
 
 
 def matrix(topology: Topology, shares: list[float], round: int) -> np.ndarray:
-    weights_matrix = np.zeros((topology.size, topology.size))
+    weights = np.zeros((topology.size, topology.size))
     for rank in range(topology.size):
-        wires = Wires(topology.keeps(round, rank), topology.neighbours(round, rank), [])
-        keeps, sources, _ = weighted(wires, rank, shares)
-        weights_matrix[rank, rank] = keeps
+        links = RoundLinks(topology.keeps(round, rank), topology.neighbours(round, rank), [])
+        keeps, sources, _ = weighted(links, rank, shares)
+        weights[rank, rank] = keeps
         for peer, weight in sources:
-            weights_matrix[rank, peer] = weight
-    return weights_matrix
+            weights[rank, peer] = weight
+    return weights
 
 
 def walk(
@@ -121,9 +121,9 @@ def stationary_distribution_is_the_shares(topology: Topology, size: int) -> None
 
 
 def test_equal_shares_leave_the_weights_alone() -> None:
-    wires = Wires(0.3, [(1, 0.35), (2, 0.35)], [1, 2])
-    assert weighted(wires, 0, []) == wires
-    assert weighted(wires, 0, [1 / 3] * 3).sources == wires.sources
+    links = RoundLinks(0.3, [(1, 0.35), (2, 0.35)], [1, 2])
+    assert weighted(links, 0, []) == links
+    assert weighted(links, 0, [1 / 3] * 3).sources == links.sources
 
 
 @pytest.mark.parametrize("sync", [*AVERAGING, *EXACT, *PULLS, *OTHERS], ids=repr)
@@ -276,13 +276,13 @@ def test_alpha_follows_the_shares_and_draws_do_not() -> None:
     # rho by the definition: the mean of S^T S over all draws, S = P^(1/2) W P^(-1/2).
     pi, total = np.array(SHARES), np.zeros((4, 4))
     for draw in np.ndindex(*[2] * len(plain.matchings)):
-        chance = np.prod([p if b else 1 - p for b, p in zip(draw, plain.probabilities, strict=True)])
+        probability = np.prod([p if b else 1 - p for b, p in zip(draw, plain.probabilities, strict=True)])
         w = np.zeros((4, 4))
         for b, matching in zip(draw, plain.matchings, strict=True):
             for i, j in matching if b else ():
                 w[i, j] = w[j, i] = by_share.alpha
         w += np.diag(1.0 - w.sum(1))
         alike = symmetrised(w, SHARES)
-        total += chance * alike.T @ alike
+        total += probability * alike.T @ alike
     rho = np.linalg.norm(total - np.sqrt(np.outer(pi, pi)), 2)
     assert rho == pytest.approx(by_share.rho, abs=1e-12)

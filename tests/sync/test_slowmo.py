@@ -5,7 +5,7 @@ import torch
 
 from equipoise.sync import PeriodicAverage, SlowMo
 
-from .checks import costs_what_it_says, goes_on_from_any_step, same_on_processes
+from .checks import resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, error, solve
 
 
@@ -42,15 +42,15 @@ def test_speeds_up_a_slow_problem() -> None:
     assert errors[0] < 0.3 * errors[1]
 
 
-def test_a_learning_rate_of_zero_moves_nobody() -> None:
+def test_a_learning_rate_of_zero_moves_no_worker() -> None:
     points = solve(Problem.make(2), SlowMo(), steps=4, lr=0.0, period=2)
     assert np.array_equal(points, np.zeros_like(points))
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    costs_what_it_says(SlowMo(), period=2, sizes=(2, 5))
-    goes_on_from_any_step(SlowMo(state="reset"), period=3)
-    goes_on_from_any_step(SlowMo(state="average"), period=3)
+    sends_what_cost_declares(SlowMo(), period=2, sizes=(2, 5))
+    resumes_from_any_step(SlowMo(state="reset"), period=3)
+    resumes_from_any_step(SlowMo(state="average"), period=3)
     same_on_processes(SlowMo(), period=2)
     points = solve(Problem.make(3), SlowMo(), steps=12, lr=0.05, period=3, optimizer=torch.optim.AdamW)
     assert np.abs(points - points[0]).max() == 0.0

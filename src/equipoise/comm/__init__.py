@@ -1,4 +1,4 @@
-"""How workers reach each other: processes on torch.distributed, or virtual workers inside one process."""
+"""Communication between workers: processes on torch.distributed, or virtual workers inside one process."""
 
 from ..simulate.cluster import Cluster as Cluster
 from .base import Comm as Comm

@@ -1,7 +1,7 @@
-"""How workers reach each other. Two implementations, one contract; no algorithm knows which one it runs on.
+"""Communication between workers: one contract, two implementations; no algorithm knows which one it runs on.
 
-All tensors of one call have the same shape and dtype on every worker. Calls are collective and in the same order on
-every worker, except `exchange` (the workers named in it) and `counter` (whoever likes).
+All tensors of one call have the same shape and dtype on every worker. All calls are collective and in the same order on
+every worker, except `exchange` (between the workers named in it) and `counter` (any worker at any time).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
 
 
 class Pending(ABC):
-    """An exchange under way. Either `wait`, or `arrive` and, once the messages are read, `release`."""
+    """An exchange in flight. Call either `wait`, or `arrive` and, after reading the messages, `release`."""
 
     def __init__(self, incoming: Mapping[int, torch.Tensor]):
         self.incoming = incoming
 
     @torch.no_grad()
     def wait(self) -> None:
-        """Return when everything sent has left and everything expected lies in the tensors given for it."""
+        """Return when all sends are complete and all messages are in the tensors given for them."""
         for peer, message in self.arrive().items():
             if message is not self.incoming[peer]:
                 self.incoming[peer].copy_(message.view_as(self.incoming[peer]))
@@ -33,32 +33,32 @@ class Pending(ABC):
 
     @abstractmethod
     def arrive(self) -> Mapping[int, torch.Tensor]:
-        """The messages by source, flat, where they lie, without a copy: to be read and not to be changed."""
+        """The messages by source, flat and without a copy. Read-only."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let the sources have the memory of their messages back."""
+        """Let the sources reuse the memory of their messages."""
 
 
 class Stream(NamedTuple):
-    """A vector to be summed that need not exist anywhere: it is written and its sum is read in parts, the last one first."""
+    """A vector to sum that is never held in full: it is written, and its sum is read, in chunks, the last one first."""
 
     elements: int
     dtype: torch.dtype
     device: torch.device
     fill: Callable[[int, torch.Tensor], object]  # (start, out): write this worker's elements from `start` on
-    take: Callable[[int, torch.Tensor], object]  # (start, total): the sum of all workers' elements from `start` on
+    take: Callable[[int, torch.Tensor], object]  # (start, total): receive the sum of elements from `start` on
 
 
 class Comm(ABC):
-    """What a worker calls. Final here: counting. An implementation fills the methods with a leading underscore."""
+    """The communicator of one worker. Final here: the ledger. An implementation fills the `_` methods."""
 
     rank: int
     size: int
     virtual: bool
     described: bool = False  # does time follow from a described cluster?
     step: int = 0  # of the loop, for error messages
-    seed: int = 0  # of the run: chance on a described cluster follows from it
+    seed: int = 0  # of the run; the failure model of a described cluster depends on it
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
@@ -80,7 +80,7 @@ class Comm(ABC):
     def sum_stream(self, stream: Stream) -> None:
         """As `sum`, without a copy at either end where workers share memory.
 
-        `take` gets the end of the vector first: sums that stand there can be used on all the rest.
+        `take` receives the end of the vector first: sums there can be used on everything before it.
         """
         self.ledger.record(*mean_cost(stream.elements, stream.dtype.itemsize, self.rank, self.size))
         self._sum_stream(stream)
@@ -90,10 +90,10 @@ class Comm(ABC):
         return self.sum(tensor).div_(self.size)
 
     def weighted_mean(self, message: torch.Tensor) -> float:
-        """Divide the sum of messages by the sum of their last elements, in place; that sum is returned.
+        """Divide the sum of messages by the sum of their last elements, in place; return that sum.
 
-        A message is `[w v | w]`: a vector multiplied by its weight, and the weight. What is left is the weighted mean of
-        all `v` (and the zero vector where all weights are zero), for one collective.
+        A message is `[w v | w]`: a vector multiplied by its weight, and the weight. The result is the weighted mean of
+        all `v` (the zero vector if all weights are zero), in one collective.
         """
         self.ledger.record(*mean_cost(message.numel(), message.element_size(), self.rank, self.size))
         if self.size > 1:
@@ -104,7 +104,7 @@ class Comm(ABC):
         return total
 
     def fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
-        """The sum over workers in rank order, in place; all workers' metadata, and the statistics summed over chunks."""
+        """The sum over workers in rank order, in place; returns all workers' metadata and the summed statistics."""
         self.ledger.record(*fused_cost(tensor.numel(), tensor.element_size(), self.rank, self.size, reduction))
         if self.size > 1:
             return self._fused_sum(tensor, reduction)
@@ -112,7 +112,7 @@ class Comm(ABC):
         return metadata, reduction.map_chunk([tensor if reduction.vector is None else reduction.vector], metadata, 0)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Everybody's tensor, stacked by rank: to be read and not to be changed, virtual workers share it."""
+        """All workers' tensors, stacked by rank. Read-only: virtual workers share the result."""
         self.ledger.record(*gather_cost(tensor.numel(), tensor.element_size(), self.size))
         return self._gather(tensor) if self.size > 1 else tensor.detach().clone().unsqueeze(0)
 
@@ -140,28 +140,28 @@ class Comm(ABC):
 
     @abstractmethod
     def counter(self, name: str, add: int) -> int:
-        """Add to a counter that all workers share; the value after adding."""
+        """Add to a counter that all workers share; return the new value."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Everybody's small picklable value, by rank: for set-up and checkpoints, never counted."""
+        """All workers' picklable values, by rank. For set-up and checkpoints: small, and never counted."""
 
     @abstractmethod
     def computed(self, examples: float) -> float:
-        """Tell the simulated clock that this worker has worked through so many examples; the seconds that takes."""
+        """Advance the simulated clock by the gradient computation on so many examples; return its seconds."""
 
     @property
     @abstractmethod
     def now(self) -> float:
-        """Simulated seconds of this worker; 0 where time is real."""
+        """Simulated time of this worker in seconds; 0 on processes, where time is real."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave; no call after this."""
+        """Leave the group; no call may follow."""
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Set-up, evaluation and checkpoints: neither the ledger nor the simulated clock moves."""
+        """For set-up, evaluation and checkpoints: neither the ledger nor the simulated clock advances."""
         before, self.ledger.counting = self.ledger.counting, False
         try:
             yield
@@ -175,16 +175,16 @@ class Comm(ABC):
     @abstractmethod
     def _sum_stream(self, stream: Stream) -> None: ...
 
-    def _sum_whole(self, stream: Stream) -> None:
-        """Final: by way of a vector."""
-        known = self._scratch
-        if known is None or (len(known), known.dtype, known.device) != (stream.elements, stream.dtype, stream.device):
-            self._scratch = torch.empty(stream.elements, dtype=stream.dtype, device=stream.device)
-        assert self._scratch is not None
-        stream.fill(0, self._scratch)
+    def _sum_as_vector(self, stream: Stream) -> None:
+        """Final: sum a stream that is held in full."""
+        shape = stream.elements, stream.dtype, stream.device
+        vector = self._scratch
+        if vector is None or (len(vector), vector.dtype, vector.device) != shape:
+            vector = self._scratch = torch.empty(stream.elements, dtype=stream.dtype, device=stream.device)
+        stream.fill(0, vector)
         if self.size > 1:
-            self._sum(self._scratch)
-        stream.take(0, self._scratch)
+            self._sum(vector)
+        stream.take(0, vector)
 
     @abstractmethod
     def _weighted_mean(self, message: torch.Tensor) -> float: ...
@@ -203,6 +203,6 @@ class Comm(ABC):
 
 
 def barrier(comm: Comm) -> None:
-    """Nobody passes before everybody has come."""
+    """Return when all workers have called this."""
     with comm.uncounted():
         comm.sum(torch.zeros(1))

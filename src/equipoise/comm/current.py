@@ -17,7 +17,7 @@ def set_current(comm: Comm | None) -> None:
 
 
 def current_comm() -> Comm:
-    """This worker's comm: what the launcher made, the torch.distributed group at hand, or a world of one."""
+    """This worker's comm: that of the launcher, else the torch.distributed group, else a world of size 1."""
     comm = getattr(_local, "comm", None)
     if comm is None:
         if under_torchrun() or (torch.distributed.is_available() and torch.distributed.is_initialized()):

@@ -1,7 +1,7 @@
-"""What workers of one host tell each other besides messages: small values in the files of one folder.
+"""A key-value store for workers of one host: one file per key in a folder.
 
-It answers as the stores of torch.distributed do, as far as heartbeats and counters ask. A TCP store looks up the name of whoever
-connects, which takes seconds where no name server answers; a FileStore grows with every value.
+It has the part of the interface of torch.distributed stores that heartbeats and counters use. A TCPStore looks up the
+name of every client, which takes seconds where no name server answers; a FileStore grows with every write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FolderStore:
         path = self._path(key)
         part = path.with_name(f"{path.name}-{os.getpid()}-{threading.get_ident()}")
         part.write_text(value)
-        part.replace(path)  # at once: nobody reads half a value
+        part.replace(path)  # atomic: no reader sees half a value
 
     def check(self, keys: list[str]) -> bool:
         return all(self._path(key).exists() for key in keys)

@@ -1,9 +1,9 @@
 """A sum over workers and statistics of what is summed, in one collective.
 
-A reduce-scatter followed by an all-gather leaves chunk p of every worker's vector on worker p for a moment. There it can compute
-more than the sum: norms, inner products, distances between workers. These numbers add up over chunks and travel with
-the all-gather. All workers receive the same bits, so decisions made from them agree on any hardware.
-`FusedReduction.vector` is a second vector per worker whose sum nobody needs: it travels one way only.
+Between a reduce-scatter and its all-gather, rank p holds chunk p of every worker's vector. There it can compute more
+than the sum: norms, inner products, distances between workers. These statistics add up over chunks and travel with the
+all-gather. All workers receive the same bits, so decisions based on them agree on any hardware.
+`FusedReduction.vector` is a second vector per worker of which only the statistics are needed: it is not gathered.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ AllToAll = Callable[[torch.Tensor, torch.Tensor, list[int], list[int]], object] 
 def reduce_over_network(
     tensor: torch.Tensor, reduction: FusedReduction, rank: int, size: int, all_to_all: AllToAll
 ) -> tuple[list[list[float]], list[float]]:
-    """With two calls of `all_to_all`: chunks to their workers, then sums and statistics to everybody."""
+    """With two calls of `all_to_all`: chunks to their ranks, then sums and statistics to all."""
     bounds, second_bounds = chunks(tensor.numel(), size), chunks(reduction.extra, size)
     own = pack_floats(reduction.metadata, tensor.dtype).to(tensor.device)
     empty = tensor.new_empty(0)
@@ -119,7 +119,7 @@ def reduce_over_network(
     returned = tensor.new_empty(sum(widths))
     all_to_all(returned, back.repeat(size), widths, [len(back)] * size)
     partials = []
-    for row, (a, b) in zip(returned.split(widths), bounds, strict=True):
+    for row, (a, b) in zip(torch.split(returned, widths), bounds, strict=True):
         tensor[a:b].copy_(row[: b - a])
         partials.append(unpack_floats(row[b - a :]))
     return metadata, sum_columns(partials)

@@ -1,7 +1,7 @@
-"""Who is alive and where: every worker tells a shared store, and a stranded worker reads who is missing.
+"""Heartbeats: every worker publishes its position in a store, so that a failed collective can name the missing worker.
 
-A collective that fails blames whoever noticed. The heartbeat lets the one who noticed name the one who is missing: a
-worker whose beats stopped has died, the one with the fewest finished calls hangs in its own code.
+Without them, the error of a failed collective points at the worker that noticed. A worker whose heartbeats stopped has
+died; the one with the fewest comm calls hangs in its own code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ INTERVAL = 0.5  # seconds between beats
 
 
 class Beat(NamedTuple):
-    beats: int  # negative once the worker has left as it should
+    beats: int  # negative once the worker has ended normally
     calls: int  # comm calls begun
     step: int
 
 
 class Heartbeat:
-    """Publishes this worker's position from a thread of its own, and reads everybody's."""
+    """Publishes this worker's position from a background thread, and reads those of all workers."""
 
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
@@ -42,23 +42,22 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
             if os.getppid() != self._parent:
-                os._exit(3)  # the launcher is gone: nobody could stop this worker any more
+                os._exit(3)  # the launcher is gone, and nothing else would stop this worker
             try:
                 self.publish()
             except Exception:
-                return  # the store left first; whoever waits for it reports that
+                return  # the store is gone; the worker that needs it reports that
 
     def read(self) -> list[Beat | None]:
-        """Everybody's last beat; None for a worker that never came."""
+        """The last heartbeat of each rank; None for a worker that never joined."""
         beats: list[Beat | None] = []
         for rank in range(self.size):
             key = f"equipoise/beat/{rank}"
-            known = self.store.check([key])
-            beats.append(Beat(*map(int, self.store.get(key).split())) if known else None)
+            beats.append(Beat(*map(int, self.store.get(key).split())) if self.store.check([key]) else None)
         return beats
 
     def missing(self) -> tuple[int, int, str] | None:
-        """The worker that holds the others up: its rank, its last known step, and whether it died or hangs."""
+        """The worker that the others wait for: its rank, its last known step, and its status in words."""
         try:
             self.publish()
             first = self.read()
@@ -81,6 +80,6 @@ class Heartbeat:
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=2 * INTERVAL)
-        with contextlib.suppress(Exception):  # the store may have left first
+        with contextlib.suppress(Exception):  # the store may be gone
             self._beats = -2
             self.publish()

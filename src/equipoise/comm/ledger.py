@@ -1,7 +1,7 @@
-"""What a worker sent, and where its time went.
+"""What a worker sent, and how it spent its time.
 
-Messages and payload bytes: headers, acknowledgements and retries are not payload. Seconds are simulated where a cluster is
-described, and then all three together are the worker's simulated time; otherwise they are real.
+Messages and payload bytes: headers, acknowledgements and retries are not payload. On a described cluster seconds are
+simulated and the three kinds sum to the worker's simulated time; otherwise they are real.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 class Ledger:
     messages: int = 0
     bytes: int = 0
-    compute: float = 0.0  # seconds of gradient work,
-    wait: float = 0.0  # until the last member of a collective or the message of a neighbour was on its way,
-    communicate: float = 0.0  # and until it was there
-    failures: int = 0  # that have taken this worker away,
-    alive: float = 0.0  # known up to this simulated second
+    compute: float = 0.0  # seconds of gradient computation
+    wait: float = 0.0  # seconds until the last worker joined a collective, or until a message was sent
+    communicate: float = 0.0  # seconds of communication after that
+    failures: int = 0  # failures of this worker,
+    alive: float = 0.0  # counted up to this simulated second
     counting: bool = True
-    unattributed: float = 0.0  # seconds of `communicate` in which waiting may hide
+    unattributed: float = 0.0  # seconds of `communicate` that may contain waiting
 
     def record(self, messages: int, bytes: int) -> None:
         if self.counting:
@@ -27,7 +27,7 @@ class Ledger:
             self.bytes += bytes
 
     def attribute_wait(self, least: float) -> None:
-        """Of the unattributed seconds, whatever exceeds the `least` of all workers was waiting: the last to come waits for nobody."""
+        """Move unattributed seconds beyond the `least` of all workers to `wait`: the last to arrive did not wait."""
         waited = self.unattributed - least
         self.wait += waited
         self.communicate -= waited
@@ -50,7 +50,7 @@ class Ledger:
 def mean_cost(elements: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
     """Messages and bytes that worker `rank` sends in a reduce-scatter followed by an all-gather.
 
-    Over all workers 2 (size - 1) vectors: the least possible for a mean that everybody holds.
+    Over all workers 2 (size - 1) vectors: the least possible for an all-reduce.
     """
     if size == 1:
         return 0, 0
@@ -59,10 +59,10 @@ def mean_cost(elements: int, itemsize: int, rank: int, size: int) -> tuple[int, 
 
 
 def gather_cost(elements: int, itemsize: int, size: int) -> tuple[int, int]:
-    """Everybody's tensor reaches everybody."""
+    """Of one worker in an all-gather."""
     return size - 1, elements * itemsize * (size - 1)
 
 
 def broadcast_cost(elements: int, itemsize: int, rank: int, source: int, size: int) -> tuple[int, int]:
-    """The source's tensor reaches everybody; counted at the source."""
+    """Counted at the source."""
     return (size - 1, elements * itemsize * (size - 1)) if rank == source else (0, 0)

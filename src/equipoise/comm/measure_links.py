@@ -1,4 +1,4 @@
-"""The links between workers at hand, measured: what `equipoise cluster measure` writes."""
+"""Measures the links between the running workers, for `equipoise cluster measure`."""
 
 from __future__ import annotations
 
@@ -11,82 +11,83 @@ from ..simulate.cluster import PAYLOAD, Link
 from .base import Comm, barrier
 
 _PINGS = 20
-_LONG = 0.2  # seconds that a message must take to tell a bandwidth
+_LONG = 0.2  # seconds: shorter messages do not give a reliable bandwidth
 _MOST = 1 << 26  # bytes of one message at most
-_ALIKE = 1.25  # links within this factor of each other count as equal
+_SIMILAR = 1.25  # links within this factor of each other count as equal
 
 
 def measure_links(comm: Comm) -> dict[tuple[int, int], Link]:
-    """The link of every pair, the same on all workers; pairs that share no worker are measured at the same time."""
+    """The link of every pair of ranks, the same on all workers; disjoint pairs are measured at the same time."""
     own: dict[tuple[int, int], Link] = {}
     with comm.uncounted():
-        for games in round_robin_pairs(comm.size):
+        for pairs in round_robin_pairs(comm.size):
             barrier(comm)
-            for pair in games:
+            for pair in pairs:
                 if comm.rank in pair:
-                    link = _measured(comm, pair[0] + pair[1] - comm.rank)
+                    link = _measure(comm, pair[0] + pair[1] - comm.rank)
                     if comm.rank == pair[0]:
                         own[pair] = link
-        found = comm.gather_objects({pair: (link.bandwidth, link.latency) for pair, link in own.items()})
-    return {pair: Link(*values) for row in found for pair, values in sorted(row.items())}
+        rows = comm.gather_objects({pair: (link.bandwidth, link.latency) for pair, link in own.items()})
+    return {pair: Link(*values) for row in rows for pair, values in sorted(row.items())}
 
 
 def round_robin_pairs(size: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which everybody meets one other at most; each pair once (the circle method)."""
-    seats = [*range(size), *([-1] if size % 2 else [])]
+    """Rounds of disjoint pairs that together contain every pair of ranks once (the circle method)."""
+    circle = [*range(size), *([-1] if size % 2 else [])]  # -1: its partner pauses in this round
     rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        games = [(min(a, b), max(a, b)) for a, b in zip(seats[:half], reversed(seats[half:]), strict=True)]
-        rounds.append([game for game in games if game[0] >= 0])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        pairs = [(min(a, b), max(a, b)) for a, b in zip(circle[:half], reversed(circle[half:]), strict=True)]
+        rounds.append([pair for pair in pairs if pair[0] >= 0])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return rounds
 
 
-def _measured(comm: Comm, peer: int) -> Link:
-    latency = statistics.median(_exchanged(comm, peer, 1) for _ in range(_PINGS))
+def _measure(comm: Comm, peer: int) -> Link:
+    latency = statistics.median(_time_exchange(comm, peer, 1) for _ in range(_PINGS))
     bytes = 1 << 16
     while True:
         # Both ends decide by the same number: the longer of their two times.
-        seconds = statistics.median(_agreed(comm, peer, _exchanged(comm, peer, bytes // 4)) for _ in range(3))
+        seconds = statistics.median(_longest(comm, peer, _time_exchange(comm, peer, bytes // 4)) for _ in range(3))
         if seconds >= _LONG or bytes >= _MOST:
             break
         bytes *= 4
-    latency = _agreed(comm, peer, latency)
-    return Link(_short(8.0 * bytes / max(seconds - latency, 1e-9) / PAYLOAD), _short(latency))
+    latency = _longest(comm, peer, latency)
+    return Link(_rounded(8.0 * bytes / max(seconds - latency, 1e-9) / PAYLOAD), _rounded(latency))
 
 
-def _exchanged(comm: Comm, peer: int, elements: int) -> float:
-    """Seconds of a message each way at the same time."""
-    out, box = torch.zeros(elements), torch.empty(elements)
-    _agreed(comm, peer, 0.0)  # both are here
+def _time_exchange(comm: Comm, peer: int, elements: int) -> float:
+    """Seconds of one message in each direction at the same time."""
+    outgoing, incoming = torch.zeros(elements), torch.empty(elements)
+    _longest(comm, peer, 0.0)  # a barrier for the two
     started = time.perf_counter()
-    comm.exchange({peer: out}, {peer: box}).wait()
+    comm.exchange({peer: outgoing}, {peer: incoming}).wait()
     return time.perf_counter() - started
 
 
-def _agreed(comm: Comm, peer: int, seconds: float) -> float:
-    box = torch.empty(1, dtype=torch.float64)
-    comm.exchange({peer: torch.tensor([seconds], dtype=torch.float64)}, {peer: box}).wait()
-    return max(seconds, float(box))
+def _longest(comm: Comm, peer: int, seconds: float) -> float:
+    """The maximum of this worker's and the peer's time, the same at both."""
+    other = torch.empty(1, dtype=torch.float64)
+    comm.exchange({peer: torch.tensor([seconds], dtype=torch.float64)}, {peer: other}).wait()
+    return max(seconds, float(other))
 
 
-def _short(value: float) -> float:
-    """Three digits: more are not measured."""
+def _rounded(value: float) -> float:
+    """To three digits, the precision of the measurement."""
     return float(f"{value:.3g}")
 
 
 def summarised(links: dict[tuple[int, int], Link]) -> tuple[Link, dict[tuple[int, int], Link]]:
-    """A link for all, and those that differ from it."""
+    """A default link, and the links that differ from it."""
     if not links:
         return Link(), {}
-    usual = Link(
-        _short(statistics.median(link.bandwidth for link in links.values())),
-        _short(statistics.median(link.latency for link in links.values())),
+    default = Link(
+        _rounded(statistics.median(link.bandwidth for link in links.values())),
+        _rounded(statistics.median(link.latency for link in links.values())),
     )
-    return usual, {pair: link for pair, link in links.items() if not _alike(link, usual)}
+    return default, {pair: link for pair, link in links.items() if not _similar(link, default)}
 
 
-def _alike(one: Link, two: Link) -> bool:
+def _similar(one: Link, two: Link) -> bool:
     ratios = [one.bandwidth / two.bandwidth, (one.latency + 1e-4) / (two.latency + 1e-4)]
-    return all(1 / _ALIKE < ratio < _ALIKE for ratio in ratios)
+    return all(1 / _SIMILAR < ratio < _SIMILAR for ratio in ratios)

@@ -13,24 +13,24 @@ from .fused_reduction import FusedReduction, metadata_only
 class Piggyback(ABC):
     """What a batch rule sends with a round: a few numbers, and statistics of a vector, chunk by chunk.
 
-    The loop hands it to the hooks of the sync in the step whose round shall carry it. All workers have one, or none has.
+    The loop hands it to the sync in the step whose round carries it. Either all workers have one, or none.
     """
 
     outputs: int = 0  # how many numbers `map_chunk` returns
 
     @abstractmethod
     def metadata(self) -> list[float]:
-        """This worker's numbers, always as many."""
+        """This worker's numbers; the same count on all workers."""
 
     @abstractmethod
     def vector(self, averaged: str) -> torch.Tensor | None:
-        """This worker's vector; None where the one that the sync averages ("gradient" or "parameters") will do."""
+        """This worker's vector; None to use the one that the sync averages ("gradient" or "parameters")."""
 
     @abstractmethod
     def map_chunk(
         self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
     ) -> list[float]:
-        """Statistics of chunks from element `start` on: `rows[m]` is that of worker m's vector times `scales[m]`."""
+        """Statistics of a chunk from element `start` on: `rows[m]` is that of rank m's vector times `scales[m]`."""
 
     @abstractmethod
     def receive(self, metadata: list[list[float]], totals: list[float]) -> None:
@@ -46,10 +46,10 @@ def sum_with_piggyback(
     *,
     gather_weights: bool = False,
 ) -> list[float]:
-    """The sum over workers of vectors that were multiplied by their weights, in place, with the piggyback if there is one.
+    """Sum vectors that were already multiplied by their weights, in place, together with the piggyback if there is one.
 
-    `averaged` names the vector for a piggyback that wants its mean. Returns all workers' weights: always with
-    `gather_weights`, otherwise only where it costs nothing because a piggyback travels; else an empty list.
+    `averaged` says what the vector is, for the piggyback. Returns all workers' weights with `gather_weights` or with a
+    piggyback, which carries them at no cost; else an empty list.
     """
     if piggyback is None:
         if not gather_weights:

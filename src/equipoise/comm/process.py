@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ..core.errors import PeerLost, UserError
 from .base import Comm, Pending, Stream
@@ -18,31 +20,30 @@ from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
 from .shared_memory import Expected, Segment, SharedMemory
 
-_BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory it takes
+_BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory
 
-
-_joined = 0  # groups this process has been part of: torchrun's store remembers the keys of those before
+_joined = 0  # groups that this process has joined: torchrun's store still has the keys of earlier ones
 
 
 def _control_store(store: Any) -> Any:
-    """A store of this group's own, on a connection of its own, for heartbeats and counters."""
+    """A store for the heartbeats and counters of this group alone, on a separate connection."""
     global _joined
     _joined += 1
-    return dist.PrefixStore(f"equipoise/{_joined}/notes", store.clone())
+    return PrefixStore(f"equipoise/{_joined}/control", store.clone())
 
 
 class ProcessComm(Comm):
-    """One process. `deterministic` sums in rank order, bit for bit as virtual workers do, for the same bytes."""
+    """The comm of one process. `deterministic` sums in rank order, bit for bit as virtual workers do."""
 
     virtual = False
 
-    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None, board: Any = None):
+    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None, steps: Any = None):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.deterministic = deterministic
         self.timeout = timeout
-        self._board = board  # where the launcher reads each worker's step
+        self._steps = steps  # shared memory in which the launcher reads each worker's step
         self._step = 0
-        self._owner = False  # of the process group: whoever made it ends it
+        self._owner = False  # did this object make the process group? Then it ends it
         self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
         self._shared = SharedMemory(self.rank, self.size, self.gather_objects)
 
@@ -56,12 +57,12 @@ class ProcessComm(Comm):
             own = _control_store(store) if hasattr(store, "clone") else None
             return cls(timeout=timeout, deterministic=deterministic, store=own)
         try:
-            store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
+            store, rank, size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
         except Exception as error:
             host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
             raise UserError(
-                f"cannot meet the other workers at {host}:{port}: {str(error).splitlines()[0]}. If the port is in use, "
-                "give torchrun another --master-port (or --standalone, which finds a free one)"
+                f"cannot reach the other workers at {host}:{port}: {str(error).splitlines()[0]}. If the port is in "
+                "use, give torchrun another --master-port (or --standalone, which finds a free one)"
             ) from error
         return cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
 
@@ -75,18 +76,18 @@ class ProcessComm(Comm):
         timeout: float,
         deterministic: bool,
         control_store: Any = None,
-        board: Any = None,
+        steps: Any = None,
     ) -> ProcessComm:
-        """Join a group through a store that all workers reach; `control_store` carries heartbeats and counters in its place."""
+        """Join a group through a store that all workers reach; heartbeats and counters use `control_store` if given."""
         backend = "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
             backend = "cpu:gloo,cuda:nccl"
         limit = datetime.timedelta(seconds=timeout)
         control_store = control_store or _control_store(store)
-        prefixed = dist.PrefixStore(f"equipoise/{_joined}", store)
+        prefixed = PrefixStore(f"equipoise/{_joined}", store)
         dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
-        comm = cls(timeout=timeout, deterministic=deterministic, store=control_store, board=board)
+        comm = cls(timeout=timeout, deterministic=deterministic, store=control_store, steps=steps)
         comm._owner = True
         return comm
 
@@ -95,24 +96,24 @@ class ProcessComm(Comm):
         return 0.0
 
     @property
-    def step(self) -> int:  # type: ignore[override]
+    def step(self) -> int:
         return self._step
 
     @step.setter
     def step(self, value: int) -> None:
-        """Told at once: a worker may die before it communicates again."""
+        """Published at once: a worker may die before it communicates again."""
         self._step = value
         if self._heartbeat is not None:
             self._heartbeat.step = value
-        if self._board is not None:
-            self._board[self.rank] = value
+        if self._steps is not None:
+            self._steps[self.rank] = value
 
     def computed(self, examples: float) -> float:
         return 0.0
 
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
-        """Turn a failed call into an error that names the worker which is missing."""
+        """Turn a failed call into an error that names the missing worker; record its seconds."""
         if self._heartbeat is not None:
             self._heartbeat.calls += 1
         began = time.perf_counter()
@@ -121,18 +122,18 @@ class ProcessComm(Comm):
             if self.ledger.counting and call != "gather_objects":
                 spent = time.perf_counter() - began
                 self.ledger.communicate += spent
-                self.ledger.unattributed += spent  # the control points tell waiting from it
+                self.ledger.unattributed += spent  # the loop separates waiting from it at control points
         except RuntimeError as error:
             raise self._diagnosis(call, error) from error
 
     def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
-        found = self._heartbeat.missing() if self._heartbeat is not None else None
-        if found is None:
+        missing = self._heartbeat.missing() if self._heartbeat is not None else None
+        if missing is None:
             reason = str(error).splitlines()[0]
             return PeerLost(f"worker {self.rank} lost the others in {call} at step {self.step}: {reason}")
-        rank, step, what = found
+        rank, step, status = missing
         waited = f"worker {self.rank} gave up waiting for it in {call} at step {self.step} (timeout {self.timeout:g} s)"
-        return PeerLost(f"worker {rank} {what}, last seen at step {step}; {waited}", rank, step)
+        return PeerLost(f"worker {rank} {status}, last seen at step {step}; {waited}", rank, step)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         with self._guard("sum"), torch.no_grad():
@@ -142,12 +143,12 @@ class ProcessComm(Comm):
             if not self.deterministic:
                 dist.all_reduce(tensor)
                 return
-            for block in tensor.view(-1).split(_BLOCK):
+            for block in torch.split(tensor.view(-1), _BLOCK):
                 self._sum_in_rank_order(block)
 
     def _sum_stream(self, stream: Stream) -> None:
         if not self._shared.sums(stream.elements * stream.dtype.itemsize, stream.device):
-            self._sum_whole(stream)
+            self._sum_as_vector(stream)
             return
         with self._guard("sum"):
             self._shared.sum_stream(stream)
@@ -161,25 +162,25 @@ class ProcessComm(Comm):
 
     def _fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
         with self._guard("sum"), torch.no_grad():
-            if tensor.device.type == "cpu" and self._shared.everybody:
+            if tensor.device.type == "cpu" and self._shared.all_local:
                 return self._shared.fused_sum(tensor, reduction)
             return reduce_over_network(tensor, reduction, self.rank, self.size, dist.all_to_all_single)
 
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:
-        """Every worker sums one chunk over the ranks in order, then everybody collects the chunks."""
+        """A reduce-scatter in which every worker sums one chunk in rank order, then an all-gather of the chunks."""
         sizes = [block.numel() // self.size + (r < block.numel() % self.size) for r in range(self.size)]
-        mine = sizes[self.rank]
-        parts = block.new_empty(mine * self.size)
-        dist.all_to_all_single(parts, block, [mine] * self.size, sizes)
-        rows = parts.view(self.size, mine)
+        own = sizes[self.rank]
+        parts = block.new_empty(own * self.size)
+        dist.all_to_all_single(parts, block, [own] * self.size, sizes)
+        rows = parts.view(self.size, own)
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
-        dist.all_to_all_single(block, total.repeat(self.size), sizes, [mine] * self.size)
+        dist.all_to_all_single(block, total.repeat(self.size), sizes, [own] * self.size)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._guard("gather"), torch.no_grad():
-            if tensor.device.type == "cpu" and self._shared.everybody and tensor.numel():
+            if tensor.device.type == "cpu" and self._shared.all_local and tensor.numel():
                 return self._shared.gather(tensor.detach())
             out = tensor.new_empty((self.size, *tensor.shape))
             dist.all_gather(list(out.unbind(0)), tensor.detach().contiguous())
@@ -200,27 +201,27 @@ class ProcessComm(Comm):
     def counter(self, name: str, add: int) -> int:
         with self._guard("counter"):
             assert self._heartbeat is not None, "a counter needs the store of the process group"
-            return self._heartbeat.store.add(f"equipoise/counter/{name}", add)
+            return int(self._heartbeat.store.add(f"equipoise/counter/{name}", add))
 
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         shared = self._shared
-        near = {peer: t for peer, t in sorted(incoming.items()) if shared.reaches(peer, t)}
-        far = [dist.P2POp(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in near]
+        local = {peer: t for peer, t in sorted(incoming.items()) if shared.reaches(peer, t)}
+        remote = [dist.P2POp(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in local]
         written: dict[int, Segment] = {}
         with self._guard("exchange"), torch.no_grad():
-            expected = {peer: shared.expect(peer, tensor) for peer, tensor in near.items()}
-            works: list[tuple[Any, Any]] = []  # with the buffers that must live as long
+            expected = {peer: shared.expect(peer, tensor) for peer, tensor in local.items()}
+            works: list[tuple[Any, Any]] = []  # with the buffers that must outlive them
             for peer, tensor in sorted(outgoing.items()):
                 if not shared.reaches(peer, tensor):
-                    far.append(dist.P2POp(dist.isend, tensor, peer))
+                    remote.append(dist.P2POp(dist.isend, tensor, peer))
                     continue
                 if id(tensor) not in written:
                     written[id(tensor)] = shared.write(tensor, len(written))
                 works.append(shared.announce(written[id(tensor)], peer))
-            if far:
-                works += [(work, None) for work in dist.batch_isend_irecv(far)]
-        shared.under_way += max(1, len(written))
-        return _Works(self, incoming, works, expected, max(1, len(written)))
+            if remote:
+                works += [(work, None) for work in dist.batch_isend_irecv(remote)]
+        shared.in_flight += max(1, len(written))
+        return _ProcessExchange(self, incoming, works, expected, max(1, len(written)))
 
     def close(self) -> None:
         if self._heartbeat is not None:
@@ -229,7 +230,7 @@ class ProcessComm(Comm):
             dist.destroy_process_group()
 
 
-class _Works(Pending):
+class _ProcessExchange(Pending):
     def __init__(
         self,
         comm: ProcessComm,
@@ -242,27 +243,27 @@ class _Works(Pending):
         self.written = written
         self.comm, self.works, self.expected = comm, works, expected
         self.arrived = False
-        self.lent: list[int] = []
+        self.borrowed: list[int] = []  # peers whose message is read in their memory
 
     def arrive(self) -> Mapping[int, torch.Tensor]:
         if self.arrived:
             return {}  # gloo would wait for a second message
         self.arrived = True
-        found = dict(self.incoming)
+        messages = dict(self.incoming)
         with self.comm._guard("exchange"), torch.no_grad():
             for peer, expected in self.expected.items():
                 message = self.comm._shared.read(peer, expected)
                 if message is not expected.out:
-                    found[peer] = message
-                    self.lent.append(peer)
+                    messages[peer] = message
+                    self.borrowed.append(peer)
             # gloo gives one Work per operation and nccl one for all: wait on every element.
             for work, _ in self.works:
                 work.wait()
-        self.comm._shared.under_way -= self.written
-        return found
+        self.comm._shared.in_flight -= self.written
+        return messages
 
     def release(self) -> None:
-        lent, self.lent = self.lent, []
+        borrowed, self.borrowed = self.borrowed, []
         with self.comm._guard("exchange"):
-            for peer in lent:
-                self.comm._shared.give_back(peer)
+            for peer in borrowed:
+                self.comm._shared.release(peer)

@@ -1,10 +1,10 @@
-"""Large tensors between workers of one host, through memory that both can see.
+"""Large tensors between workers of one host, through shared memory.
 
-gloo sends everything through a socket, also to a process next door. Here the payload is written once to anonymous shared
-memory and read by whoever needs it; small tokens on gloo say when, so that order, time-outs and the naming of a missing
-worker stay those of gloo. The memory belongs to the process that made it and goes with it, however it ends.
+gloo sends all data through sockets, also between processes of one host. Here the payload is written once to anonymous
+shared memory and read by all receivers. Small tokens on gloo announce it, so that order, timeouts and the diagnosis of
+a missing worker are those of gloo. The memory belongs to the process that made it and is freed when that ends.
 
-Workers in different network namespaces count as different hosts: what is measured there must cross the network.
+Workers in different network namespaces count as different hosts: a simulated network must carry their messages.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .base import Stream
 from .fused_reduction import FusedReduction, chunks, sum_columns, sum_rows
 
 LEAST = 1 << 16  # bytes; smaller tensors are as fast on the socket
-_PIECE = 1 << 21  # elements summed at once: bounds the memory it takes
-_LINE = 16  # elements: chunks that begin with a line of the cache are read and written faster
-_TOKEN, _ACK = 101, 102  # tags on gloo
+_PIECE = 1 << 21  # elements summed at once: bounds the memory
+_LINE = 16  # elements: chunks aligned to cache lines are read and written faster
+_TOKEN, _ACK = 101, 102  # tags of messages on gloo
 
 
-def place() -> str:
-    """Where this process runs, equal for processes that can share memory; empty where sharing is not possible."""
+def host_id() -> str:
+    """Equal for processes that can share memory; empty where sharing is not possible."""
     if not hasattr(os, "memfd_create") or os.environ.get("EQUIPOISE_SHARED_MEMORY") == "0":
         return ""
     try:
@@ -41,13 +41,13 @@ def place() -> str:
 
 
 class Segment:
-    """Memory of this process that others can map, or of another one, mapped here."""
+    """Shared memory of this process, or of another one and mapped here."""
 
     def __init__(self, handle: int, bytes: int):
         self.handle = handle
         self.memory = mmap.mmap(handle, bytes)
         self.bytes = bytes
-        self.waiting: list[tuple[Any, torch.Tensor]] = []  # acknowledgements still to come, with their buffers
+        self.acknowledgements: list[tuple[Any, torch.Tensor]] = []  # outstanding ones, with their buffers
 
     @classmethod
     def make(cls, bytes: int) -> Segment:
@@ -63,7 +63,7 @@ class Segment:
         os.close(self.handle)
 
     def tensor(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """This memory as a flat tensor as large as `like`, from byte `start`."""
+        """A flat tensor as large as `like`, from byte `start` on."""
         return self.view(like.numel(), like.dtype, start)
 
     def view(self, count: int, dtype: torch.dtype, start: int = 0) -> torch.Tensor:
@@ -73,10 +73,10 @@ class Segment:
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
 
     def reclaim(self) -> None:
-        """Wait until everybody has read what was written here."""
-        for work, _ in self.waiting:
+        """Wait until all receivers have read what was written here."""
+        for work, _ in self.acknowledgements:
             work.wait()
-        self.waiting = []
+        self.acknowledgements = []
 
 
 @dataclass
@@ -90,73 +90,73 @@ class Expected:
 
 
 class SharedMemory:
-    """The shared memory of one worker: who is within reach, what it wrote, what it mapped."""
+    """One worker's access to shared memory: peers on the same host, its own segments, and those of peers."""
 
     def __init__(self, rank: int, size: int, gather_objects: Callable[[Any], list[Any]]):
         self.rank, self.size, self._gather_objects = rank, size, gather_objects
-        rows = gather_objects((place(), os.getpid()))
+        rows = gather_objects((host_id(), os.getpid()))
         here = rows[rank][0]
-        self.pids = {r: pid for r, (where, pid) in enumerate(rows) if where and where == here}
-        self.everybody = len(self.pids) == size
-        self.under_way = 0  # tensors of exchanges begun and not waited for
+        self.pids = {r: pid for r, (host, pid) in enumerate(rows) if host and host == here}  # of this host, by rank
+        self.all_local = len(self.pids) == size
+        self.in_flight = 0  # tensors of exchanges that have begun and were not waited for
         self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
-        self._others: dict[tuple[int, int], Segment] = {}
-        self._due: dict[int, deque[Any]] = {}  # messages that a peer has still to send or this worker to read, in order
-        self._lent: set[int] = set()  # peers whose memory is being read in place
-        self._owed: dict[int, int] = {}  # acknowledgements that must follow that of the lent message
-        self._table: list[Segment] = []  # one segment per worker, for sums: inputs first,
+        self._mapped: dict[tuple[int, int], Segment] = {}  # of peers, by rank and handle
+        self._expected: dict[int, deque[Expected]] = {}  # by peer: messages not yet read, in order
+        self._borrowed: set[int] = set()  # peers whose memory is being read in place
+        self._owed: dict[int, int] = {}  # by peer: acknowledgements due after that of the borrowed message
+        self._sum_segments: list[Segment] = []  # one per rank: inputs first,
         self._totals = 0  # and from this byte on the chunk that its owner has summed
-        self._halves: list[Segment] = []  # one segment per worker, for gathers: its two halves are used in turn,
-        self._half = 0  # so many bytes each,
-        self._turn = 0  # this one last
+        self._gather_segments: list[Segment] = []  # one per rank: two halves, used alternately,
+        self._half_bytes = 0  # of this size,
+        self._last_half = 0  # this one used last
 
     def reaches(self, peer: int, tensor: torch.Tensor) -> bool:
-        """Both ends answer alike, from what both know."""
+        """Does a tensor travel through shared memory? Both ends decide alike, from what both know."""
         return peer in self.pids and tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LEAST
 
     # -- messages -------------------------------------------------------------------------------------------------
     def write(self, tensor: torch.Tensor, before: int = 0) -> Segment:
-        """Put a tensor where peers can read it; the same exchange has written `before` others."""
+        """Copy a tensor to shared memory; the same exchange has written `before` others."""
         bytes = tensor.numel() * tensor.element_size()
         ring = self._own.setdefault(bytes, [])
-        # Two more than are under way: the oldest then belongs to an exchange that is over at this end, so that waiting for
-        # its readers cannot make two workers wait for each other.
-        segment = ring.pop(0) if len(ring) >= self.under_way + before + 2 else Segment.make(bytes)
+        # Two more segments than in flight: the oldest then belongs to an exchange that has ended here, so waiting for
+        # its readers cannot deadlock.
+        segment = ring.pop(0) if len(ring) >= self.in_flight + before + 2 else Segment.make(bytes)
         segment.reclaim()
         ring.append(segment)
         segment.tensor(tensor).copy_(tensor.view(-1))
         return segment
 
     def announce(self, segment: Segment, peer: int) -> tuple[Any, torch.Tensor]:
-        """Tell a peer what to read; the segment is free again once it said that it has."""
+        """Send a peer the token of a segment, which is free again once the peer has acknowledged it."""
         token, answer = torch.tensor([segment.handle, segment.bytes]), torch.empty(1, dtype=torch.int64)
         work = dist.isend(token, peer, tag=_TOKEN)
-        segment.waiting.append((dist.irecv(answer, peer, tag=_ACK), answer))
+        segment.acknowledgements.append((dist.irecv(answer, peer, tag=_ACK), answer))
         return work, token
 
     def expect(self, peer: int, out: torch.Tensor) -> Expected:
-        """What the peer's next token announces belongs to `out`."""
+        """The peer's next token announces the message for `out`."""
         token = torch.empty(2, dtype=torch.int64)
         expected = Expected(dist.irecv(token, peer, tag=_TOKEN), token, out)
-        self._due.setdefault(peer, deque()).append(expected)
+        self._expected.setdefault(peer, deque()).append(expected)
         return expected
 
     def read(self, peer: int, expected: Expected) -> torch.Tensor:
-        """An expected message where it lies; those before it are copied to their places.
+        """An expected message without a copy; earlier ones are copied to their destinations.
 
-        In the order they were sent, whichever is waited for first: the peer takes an acknowledgement for that of the oldest.
-        For the same reason one message of a peer is lent at a time, and one that would be the second is copied.
+        Messages are read in the order they were sent, whichever is waited for first, because an acknowledgement counts
+        for the oldest. For the same reason one message per peer is read in place at a time, and a second one is copied.
         """
         while not expected.read:
-            first = self._due[peer].popleft()
+            first = self._expected[peer].popleft()
             first.work.wait()
             first.read = True
             view = self._map(peer, first)
-            if first is expected and peer not in self._lent:
-                self._lent.add(peer)
+            if first is expected and peer not in self._borrowed:
+                self._borrowed.add(peer)
                 return view
             first.out.view(-1).copy_(view)
-            if peer in self._lent:
+            if peer in self._borrowed:
                 self._owed[peer] = self._owed.get(peer, 0) + 1
             else:
                 self._acknowledge(peer)
@@ -165,26 +165,26 @@ class SharedMemory:
     def _map(self, peer: int, expected: Expected) -> torch.Tensor:
         handle, bytes = expected.token.tolist()
         key = (peer, handle)
-        if key not in self._others:
-            self._others[key] = Segment.of(self.pids[peer], handle, bytes)
-        return self._others[key].tensor(expected.out)
+        if key not in self._mapped:
+            self._mapped[key] = Segment.of(self.pids[peer], handle, bytes)
+        return self._mapped[key].tensor(expected.out)
 
-    def give_back(self, peer: int) -> None:
-        """The lent message of a peer has been read, and with it those that were copied meanwhile."""
-        self._lent.discard(peer)
+    def release(self, peer: int) -> None:
+        """Acknowledge the message of a peer that was read in place, and those copied meanwhile."""
+        self._borrowed.discard(peer)
         for _ in range(1 + self._owed.pop(peer, 0)):
             self._acknowledge(peer)
 
     def _acknowledge(self, peer: int) -> None:
         answer = torch.zeros(1, dtype=torch.int64)
         work = dist.isend(answer, peer, tag=_ACK)
-        assert work is not None, "this worker is of the group"
+        assert work is not None, "this worker is not in the group"
         work.wait()
 
     # -- sums -----------------------------------------------------------------------------------------------------
     def sums(self, bytes: int, device: torch.device) -> bool:
-        """Is a sum of so many bytes taken here? All workers answer alike."""
-        return self.everybody and bytes >= LEAST and device.type == "cpu"
+        """Is a sum of so many bytes taken in shared memory? All workers decide alike."""
+        return self.all_local and bytes >= LEAST and device.type == "cpu"
 
     def sum(self, tensor: torch.Tensor) -> None:
         """The sum over all workers in rank order, in place."""
@@ -200,105 +200,105 @@ class SharedMemory:
         )
 
     def sum_stream(self, stream: Stream) -> None:
-        """A bounded chunk at a time."""
+        """As `sum`, a bounded piece at a time."""
         for start in reversed(range(0, stream.elements, _PIECE)):
             self._sum(stream, start, min(_PIECE, stream.elements - start))
 
     def _sum(self, stream: Stream, begin: int, count: int) -> None:
-        """Everybody sums one chunk, everybody collects the chunks.
+        """Every worker sums one chunk, then reads the chunks of all.
 
-        Two barriers are enough. Inputs are read between them, and whoever writes new ones has passed the second; chunks are
-        read after the second, and whoever writes new ones has passed the next first.
+        Two barriers are enough. Inputs are read between them, and a worker that writes new ones has passed the second;
+        chunks are read after the second, and a worker that writes new ones has passed the first of the next sum.
         """
         item, dtype = stream.dtype.itemsize, stream.dtype
         chunk = -(-count // (self.size * _LINE)) * _LINE
         bounds = [(min(r * chunk, count), min((r + 1) * chunk, count)) for r in range(self.size)]
         if count * item > self._totals:
-            self._share_table(count * item)
-        mine = self._table[self.rank]
-        stream.fill(begin, mine.view(count, dtype))
+            self._make_sum_segments(count * item)
+        own = self._sum_segments[self.rank]
+        stream.fill(begin, own.view(count, dtype))
         dist.barrier()
         start, stop = bounds[self.rank]
         if stop > start:
-            total = mine.view(stop - start, dtype, self._totals)
-            first, *others = [segment.view(stop - start, dtype, start * item) for segment in self._table]
-            total.copy_(first)
-            for other in others:
-                total += other
+            total = own.view(stop - start, dtype, self._totals)
+            rows = [segment.view(stop - start, dtype, start * item) for segment in self._sum_segments]
+            sum_rows(rows, total)
         dist.barrier()
-        for segment, (start, stop) in reversed(list(zip(self._table, bounds, strict=True))):
+        for segment, (start, stop) in reversed(list(zip(self._sum_segments, bounds, strict=True))):
             if stop > start:
                 stream.take(begin + start, segment.view(stop - start, dtype, self._totals))
 
     def fused_sum(self, flat: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
         """As `_sum`; the worker that sums a chunk also computes its statistics, in place."""
-        item, size, mine = flat.element_size(), self.size, self.rank
-        extra = _aligned(flat.numel() * item)  # where the second vector begins,
-        metadata_at = extra + _aligned(reduction.extra * item)  # and where the metadata does
-        statistics_at = _aligned(-(-flat.numel() // size) * item)  # behind the chunk
-        # What follows the inputs is one part in `size` as long: it must hold the chunk and its statistics.
+        item, size, rank = flat.element_size(), self.size, self.rank
+        vector_at = _aligned(flat.numel() * item)  # the first byte of the second vector,
+        metadata_at = vector_at + _aligned(reduction.extra * item)  # and of the metadata
+        statistics_at = _aligned(-(-flat.numel() // size) * item)  # after the chunk
+        # Behind the inputs there are `inputs / size` bytes, which must hold the chunk and its statistics.
         inputs = max(metadata_at + 8 * len(reduction.metadata), size * (statistics_at + 8 * reduction.outputs))
         if inputs > self._totals:
-            self._share_table(inputs)
-        own, bounds = self._table[mine], chunks(flat.numel(), size)
+            self._make_sum_segments(inputs)
+        segments, bounds = self._sum_segments, chunks(flat.numel(), size)
+        own = segments[rank]
         own.tensor(flat).copy_(flat)
         if reduction.vector is not None:
-            own.tensor(reduction.vector, extra).copy_(reduction.vector)
-        note = torch.tensor(reduction.metadata, dtype=torch.float64)
-        own.tensor(note, metadata_at).copy_(note)
+            own.tensor(reduction.vector, vector_at).copy_(reduction.vector)
+        own_metadata = torch.tensor(reduction.metadata, dtype=torch.float64)
+        own.tensor(own_metadata, metadata_at).copy_(own_metadata)
         dist.barrier()
-        start, stop = bounds[mine]
-        rows = [other.tensor(flat[start:stop], start * item) for other in self._table]
-        everybody = [other.tensor(note, metadata_at).tolist() for other in self._table]
+        start, stop = bounds[rank]
+        rows = [segment.tensor(flat[start:stop], start * item) for segment in segments]
+        metadata = [segment.tensor(own_metadata, metadata_at).tolist() for segment in segments]
         if reduction.vector is not None:
-            a, b = chunks(reduction.extra, size)[mine]
-            looked = [other.tensor(reduction.vector[a:b], extra + a * item) for other in self._table]
-            found = reduction.map_chunk(looked, everybody, a)
+            a, b = chunks(reduction.extra, size)[rank]
+            vectors = [segment.tensor(reduction.vector[a:b], vector_at + a * item) for segment in segments]
+            statistics = reduction.map_chunk(vectors, metadata, a)
         else:
-            found = reduction.map_chunk(rows, everybody, start)
+            statistics = reduction.map_chunk(rows, metadata, start)
         sum_rows(rows, own.tensor(flat[start:stop], self._totals))
-        numbers = torch.tensor(found, dtype=torch.float64)
+        numbers = torch.tensor(statistics, dtype=torch.float64)
         own.tensor(numbers, self._totals + statistics_at).copy_(numbers)
         dist.barrier()
         partials = []
-        for other, (start, stop) in zip(self._table, bounds, strict=True):
-            flat[start:stop].copy_(other.tensor(flat[start:stop], self._totals))
-            partials.append(other.tensor(numbers, self._totals + statistics_at).tolist())
-        return everybody, sum_columns(partials)
+        for segment, (start, stop) in zip(segments, bounds, strict=True):
+            flat[start:stop].copy_(segment.tensor(flat[start:stop], self._totals))
+            partials.append(segment.tensor(numbers, self._totals + statistics_at).tolist())
+        return metadata, sum_columns(partials)
 
     # -- gathers --------------------------------------------------------------------------------------------------
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Everybody's tensor, stacked by rank, for one barrier.
+        """All workers' tensors, stacked by rank, with one barrier.
 
-        Whoever writes to a half again has passed the barrier of the other half, and so has everybody who read this one.
+        A worker that writes to a half again has passed the barrier of the other half, and so have all readers of this
+        one.
         """
         flat = tensor.reshape(-1)
         bytes = flat.numel() * flat.element_size()
-        if bytes > self._half:
-            self._half = _aligned(bytes)
-            self._halves = self._made_and_mapped(2 * self._half)
-        self._turn = 1 - self._turn
-        start = self._turn * self._half
-        self._halves[self.rank].tensor(flat, start).copy_(flat)
+        if bytes > self._half_bytes:
+            self._half_bytes = _aligned(bytes)
+            self._gather_segments = self._make_and_map(2 * self._half_bytes)
+        self._last_half = 1 - self._last_half
+        start = self._last_half * self._half_bytes
+        self._gather_segments[self.rank].tensor(flat, start).copy_(flat)
         dist.barrier()
         out = tensor.new_empty((self.size, *tensor.shape))
-        for row, other in zip(out.view(self.size, -1), self._halves, strict=True):
-            row.copy_(other.tensor(flat, start))
+        for row, segment in zip(out.view(self.size, -1), self._gather_segments, strict=True):
+            row.copy_(segment.tensor(flat, start))
         return out
 
-    def _share_table(self, inputs: int) -> None:
-        # Chunks begin at one place for vectors of all lengths: a worker that goes on to the next sum must not write its
-        # input over a chunk of this one that another has still to read.
-        self._totals = -(-inputs // 64) * 64
-        self._table = self._made_and_mapped(self._totals + -(-self._totals // self.size) + 8 * _LINE + 64)
+    def _make_sum_segments(self, inputs: int) -> None:
+        # Chunks start at the same byte for vectors of all lengths: the input of the next sum must not overwrite a chunk
+        # of this one that another worker has not read yet.
+        self._totals = _aligned(inputs)
+        self._sum_segments = self._make_and_map(self._totals + -(-self._totals // self.size) + 8 * _LINE + 64)
 
-    def _made_and_mapped(self, bytes: int) -> list[Segment]:
+    def _make_and_map(self, bytes: int) -> list[Segment]:
         """A new segment of every worker, by rank."""
         own = Segment.make(bytes)
-        rows = self._gather_objects(own.handle)
-        found = [own if r == self.rank else Segment.of(self.pids[r], handle, bytes) for r, handle in enumerate(rows)]
-        self._gather_objects(None)  # nobody maps a segment that its owner has dropped already
-        return found
+        handles = self._gather_objects(own.handle)
+        segments = [own if r == self.rank else Segment.of(self.pids[r], h, bytes) for r, h in enumerate(handles)]
+        self._gather_objects(None)  # a barrier: no owner may close its old segment before all have mapped the new one
+        return segments
 
 
 def _aligned(bytes: int) -> int:

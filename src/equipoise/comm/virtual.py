@@ -1,225 +1,59 @@
-"""N workers inside one process: threads that run one at a time and hand over only inside comm calls.
-
-The next worker is always the one with the least simulated time (then the lowest rank), so a run is a function of its
-inputs, and whatever order a cluster of unequal workers would produce is the order that happens here. Sums are taken in
-rank order. Each worker has its own random streams: the global generators are swapped at hand-over.
-"""
+"""N workers inside one process: threads that run one at a time (see `scheduler`). Sums are taken in rank order."""
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import os
 import pickle
-import random
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
-from ..core.errors import PeerLost, WorkerError
-from ..core.random import rng_state, set_rng_state
+from ..core.errors import WorkerError
 from ..simulate.cluster import Cluster, Traffic
 from ..simulate.failures import FailureModel
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, fused_cost, reduce_in_memory
-from .ledger import Ledger
+from .scheduler import Scheduler, VirtualWorker
 
-
-def _swap_out() -> tuple[Any, ...]:
-    """The generators of the worker that pauses. numpy's is kept as an object: its state takes longer to copy than to swap."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
-
-
-def _swap_in(state: tuple[Any, ...]) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_bit_generator(state[2])  # type: ignore[attr-defined]
-
-
-_BLOCK = 1 << 15  # elements summed at once: what stays in a core's cache
-
-
-class _Abort(BaseException):
-    """Unwinds a worker after another one failed."""
-
-
-class _Worker:
-    def __init__(self, rank: int, described: bool):
-        self.rank = rank
-        self.described = described  # is its time that of a described cluster?
-        self.baton = threading.Lock()
-        self.baton.acquire()
-        self.now = 0.0
-        self.ready = True
-        self.done = False
-        self.waits_for = ""  # words for the diagnosis of a deadlock
-        self.wanted: set[tuple[int, int]] = set()  # (source, number) of messages it cannot go on without
-        self.rng: tuple[Any, ...] | None = None
-        self.result: Any = None
-        self.step = 0
-        self.ledger = Ledger()  # its comm's
-
-    def until(self, start: float, end: float) -> None:
-        """Wait for something that begins at `start`, and then for its end."""
-        if self.described:
-            waited = min(max(start - self.now, 0.0), end - self.now)
-            self.ledger.wait += waited
-            self.ledger.communicate += end - self.now - waited
-        self.now = end
-
-
-def _one_arena() -> None:
-    """Let glibc serve all threads from one heap: workers run one at a time, and a heap each would keep a vector each."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(-8, 1)  # M_ARENA_MAX
-
-
-def _wait_for_exit(pool: list[threading.Thread]) -> None:
-    """A joined thread may still give back what the linear algebra kept for it, under a lock that a process forked
-    in that moment would find taken for ever.
-    """
-    patience = time.monotonic() + 5.0
-    for thread in pool:
-        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < patience:
-            time.sleep(0.0002)
+_BLOCK = 1 << 15  # elements summed at once: fits in the cache of a core
+Part = TypeVar("Part")  # what one worker brings to a collective
+Result = TypeVar("Result")  # what one worker receives from it
 
 
 class World:
-    """The scheduler of virtual workers."""
+    """What virtual workers share: the scheduler, the cluster, messages in flight, and the current collective."""
 
     def __init__(self, size: int, cluster: Cluster | None = None):
         self.cluster = cluster or Cluster.uniform(size)
         assert self.cluster.size == size
         self.size = size
-        self.workers = [_Worker(rank, self.cluster.described) for rank in range(size)]
-        self.arrived: dict[int, Any] = {}
-        self.meeting = ""
-        self.mail: dict[tuple[int, int, int], tuple[torch.Tensor, float, float]] = {}  # by source, target, number
+        self.scheduler = Scheduler(size, self.cluster.described)
+        self.workers = self.scheduler.workers
+        self.collective = ""  # the call that workers are in
+        self.arrived: dict[int, Any] = {}  # what each worker brought to it, by rank
+        # Messages by source, target and number, with their departure and arrival.
+        self.mail: dict[tuple[int, int, int], tuple[torch.Tensor, float, float]] = {}
         self.sent: Counter[tuple[int, int]] = Counter()  # messages so far from a source to a target,
-        self.asked: Counter[tuple[int, int]] = Counter()  # and how many of them the target has asked for
+        self.requested: Counter[tuple[int, int]] = Counter()  # and how many of them the target has asked for
         self.traffic = Traffic(self.cluster)
         self.counters: dict[str, int] = {}
-        self.failure: tuple[int, BaseException] | None = None
-        self.turns: list[tuple[float, int]] = []  # a heap: whoever is ready and not running, by simulated time
-        self.alive = size
-        self.over = threading.Event()
 
     def run(self, function: Callable[[Comm], Any], *, threads: int = 1) -> list[Any]:
-        """`function(comm)` on every worker; their results by rank. The first failure ends all and is raised here."""
-        before, own = torch.get_num_threads(), _swap_out()
-        self.generators = rng_state()
-        torch.set_num_threads(threads)
-        _one_arena()
-        pool = [
-            threading.Thread(target=self._main, args=(w, function), name=f"worker-{w.rank}", daemon=True)
-            for w in self.workers
-        ]
-        try:
-            for thread in pool:
-                thread.start()
-            self.turns = [(0.0, rank) for rank in range(self.size)]
-            self._pass_on()
-            while not self.over.wait(0.5):  # wakes so that signals reach Python
-                pass
-            for thread in pool:
-                thread.join()
-            _wait_for_exit(pool)
-        except BaseException as interrupt:  # a second Ctrl-C does not wait; workers unwind at their next hand-over
-            self.failure = self.failure or (0, interrupt)
-            raise
-        finally:
-            torch.set_num_threads(before)
-            _swap_in(own)
-        if self.failure is not None:
-            rank, error = self.failure
-            if isinstance(error, WorkerError) and error.rank is None:
-                error.rank, error.step = rank, self.workers[rank].step
-            error.equipoise_rank = rank  # type: ignore[attr-defined]
-            error.equipoise_step = self.workers[rank].step  # type: ignore[attr-defined]
-            raise error
-        return [w.result for w in self.workers]
-
-    def _main(self, worker: _Worker, function: Callable[[Comm], Any]) -> None:
-        worker.baton.acquire()
-        try:
-            if self.failure is None:
-                np.random.set_bit_generator(np.random.MT19937(0))  # type: ignore[attr-defined]  # an object of its own
-                set_rng_state(self.generators)  # begins where the launcher stood, as forked processes do
-                worker.result = function(VirtualComm(self, worker))
-        except _Abort:
-            pass
-        except BaseException as error:
-            if self.failure is None:
-                self.failure = (worker.rank, error)
-        worker.done, worker.ready = True, False
-        self.alive -= 1
-        self._pass_on()
-
-    def wake(self, worker: _Worker) -> None:
-        """A worker that was waiting can go on."""
-        worker.ready = True
-        heapq.heappush(self.turns, (worker.now, worker.rank))
-
-    def _pass_on(self) -> None:
-        """Hand the baton to the next worker; on failure to each in turn, so that it unwinds."""
-        if not self.alive:
-            self.over.set()
-            return
-        if not self.turns or self.failure is not None:
-            alive = [w for w in self.workers if not w.done]
-            if self.failure is None:
-                self.failure = (alive[0].rank, PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step))
-            following = alive[0]
-        else:
-            following = self.workers[heapq.heappop(self.turns)[1]]
-        following.baton.release()
-
-    def _deadlock(self, alive: list[_Worker]) -> str:
-        waits = "; ".join(f"worker {w.rank} waits {w.waits_for} at step {w.step}" for w in alive[:4])
-        done = [w.rank for w in self.workers if w.done]
-        ended = f"; already ended: {done}" if done else ""
-        return f"the workers wait for each other for ever: {waits}{ended}"
-
-    def switch(self, worker: _Worker) -> None:
-        """Let another worker run; return when it is this one's turn again."""
-        if worker.ready:
-            turn = (worker.now, worker.rank)
-            if self.failure is None and (not self.turns or turn < self.turns[0]):
-                return
-            heapq.heappush(self.turns, turn)
-        worker.rng = _swap_out()
-        began = time.perf_counter()
-        self._pass_on()
-        worker.baton.acquire()
-        if self.failure is not None:
-            raise _Abort
-        if not worker.described and worker.ledger.counting:
-            worker.ledger.wait += time.perf_counter() - began  # the others' turns
-        _swap_in(worker.rng)
-
-
-def _of(call: str, tensor: torch.Tensor) -> str:
-    """A call with what it is made on: workers that differ in either do not meet."""
-    return f"{call} of {tuple(tensor.shape)} {tensor.dtype}"
+        """`function(comm)` on every worker; results by rank. The first failure ends all workers and is raised here."""
+        return self.scheduler.run(lambda worker: function(VirtualComm(self, worker)), threads=threads)
 
 
 class VirtualComm(Comm):
-    """One virtual worker's view of the world."""
+    """The comm of one virtual worker."""
 
     virtual = True
 
-    def __init__(self, world: World, worker: _Worker):
+    def __init__(self, world: World, worker: VirtualWorker):
         super().__init__(worker.rank, world.size)
         self._world, self._worker = world, worker
         self.described = world.cluster.described
-        self._chance: FailureModel | None = None  # made when the seed of the run is known
+        self._failures: FailureModel | None = None  # made at the first use, when the seed of the run is known
         worker.ledger = self.ledger
 
     @property
@@ -238,34 +72,38 @@ class VirtualComm(Comm):
         if not me.described:
             me.now += seconds
             return seconds
-        if self._chance is None:
-            self._chance = FailureModel(world.cluster, self.rank, self.seed)
-        seconds *= self._chance.factor(self.step)
+        if self._failures is None:
+            self._failures = FailureModel(world.cluster, self.rank, self.seed)
+        seconds *= self._failures.factor(self.step)
         self.ledger.compute += seconds
         me.now += seconds
-        # A failure while this worker waits for others takes effect with its next gradient; one under repair does not fail.
-        if failures := self._chance.failures(self.ledger.alive, me.now):
+        # A failure during a wait takes effect with the next gradient; a worker under repair does not fail again.
+        if failures := self._failures.count(self.ledger.alive, me.now):
             self.ledger.failures += failures
-            self.ledger.wait += failures * self._chance.repair
-            me.now += failures * self._chance.repair
+            self.ledger.wait += failures * self._failures.repair
+            me.now += failures * self._failures.repair
         self.ledger.alive = me.now
         return seconds
 
-    def _meet(
-        self, kind: str, payload: Any, combine: Callable[[list[Any]], list[Any]], seconds: Callable[[Cluster], float]
-    ) -> Any:
-        """Wait for everybody; the last to come combines. The meeting ends `seconds` after the last arrival."""
+    def _collective(
+        self,
+        call: str,
+        part: Part,
+        combine: Callable[[list[Part]], list[Result]],
+        seconds: Callable[[Cluster], float],
+    ) -> Result:
+        """Wait for all workers; the last to arrive combines the parts. Ends `seconds` after the last arrival."""
         world, me = self._world, self._worker
         me.step = self.step
-        if world.arrived and world.meeting != kind:
+        if world.arrived and world.collective != call:
             raise WorkerError(
-                f"worker {self.rank} calls {kind} while the others are in {world.meeting}: all workers must make the "
-                "same calls in the same order",
+                f"worker {self.rank} calls {call} while the others are in {world.collective}: all workers must make "
+                "the same calls in the same order",
                 self.rank,
                 self.step,
             )
-        world.meeting = kind
-        world.arrived[self.rank] = payload
+        world.collective = call
+        world.arrived[self.rank] = part
         if len(world.arrived) == self.size:
             parts = [world.arrived[rank] for rank in range(self.size)]
             world.arrived = {}
@@ -275,26 +113,28 @@ class VirtualComm(Comm):
             for w, result in zip(world.workers, results, strict=True):
                 w.result = result
                 if counting:
-                    w.until(start, end)
+                    w.wait_until(start, end)
                 if w is not me:
-                    world.wake(w)
+                    world.scheduler.wake(w)
         else:
-            me.ready, me.waits_for = False, f"in {kind}"
-        world.switch(me)
-        return me.result
+            me.ready, me.waits_for = False, f"in {call}"
+        world.scheduler.switch(me)
+        combined: Result = me.result
+        return combined
 
     @torch.no_grad()
     def _weighted_mean(self, message: torch.Tensor) -> float:
         def combine(parts: list[torch.Tensor]) -> list[float]:
-            total = torch.stack([part[-1] for part in parts])
-            weight = total[0].clone()
-            for one in total[1:]:  # in rank order, as the vectors are
-                weight += one
-            _sum_into_all(parts, weight.item())
-            return [weight.item()] * len(parts)
+            weights = torch.stack([part[-1] for part in parts])
+            total = weights[0].clone()
+            for weight in weights[1:]:  # in rank order, as the vectors
+                total += weight
+            _sum_into_all(parts, total.item())
+            return [total.item()] * len(parts)
 
-        bytes = message.numel() * message.element_size()
-        return self._meet(_of("weighted_mean", message), message, combine, lambda cluster: cluster.mean(bytes))
+        return self._collective(
+            _describe("weighted_mean", message), message, combine, lambda cluster: cluster.mean(message.nbytes)
+        )
 
     @torch.no_grad()
     def _sum(self, tensor: torch.Tensor) -> None:
@@ -302,11 +142,10 @@ class VirtualComm(Comm):
             _sum_into_all(parts)
             return [None] * len(parts)
 
-        bytes = tensor.numel() * tensor.element_size()
-        self._meet(_of("sum", tensor), tensor, combine, lambda cluster: cluster.mean(bytes))
+        self._collective(_describe("sum", tensor), tensor, combine, lambda cluster: cluster.mean(tensor.nbytes))
 
     def _sum_stream(self, stream: Stream) -> None:
-        self._sum_whole(stream)
+        self._sum_as_vector(stream)
 
     @torch.no_grad()
     def _fused_sum(self, tensor: torch.Tensor, reduction: FusedReduction) -> tuple[list[list[float]], list[float]]:
@@ -315,18 +154,21 @@ class VirtualComm(Comm):
             _sum_into_all([tensor for tensor, _ in parts])
             return [totals] * len(parts)
 
-        # As long as a mean of a vector that costs as many bytes.
+        # As long as the mean of a vector that costs as many bytes.
         _, sent = fused_cost(tensor.numel(), tensor.element_size(), 0, self.size, reduction)
         bytes = sent * self.size // (2 * (self.size - 1))
-        return self._meet(_of("fused_sum", tensor), (tensor, reduction), combine, lambda cluster: cluster.mean(bytes))
+        return self._collective(
+            _describe("fused_sum", tensor), (tensor, reduction), combine, lambda cluster: cluster.mean(bytes)
+        )
 
     @torch.no_grad()
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         def combine(parts: list[torch.Tensor]) -> list[torch.Tensor]:
             return [torch.stack(parts)] * len(parts)
 
-        bytes = tensor.numel() * tensor.element_size()
-        return self._meet(_of("gather", tensor), tensor, combine, lambda cluster: cluster.gather(bytes))
+        return self._collective(
+            _describe("gather", tensor), tensor, combine, lambda cluster: cluster.gather(tensor.nbytes)
+        )
 
     @torch.no_grad()
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
@@ -336,23 +178,21 @@ class VirtualComm(Comm):
                     part.copy_(parts[source])
             return [None] * len(parts)
 
-        bytes = tensor.numel() * tensor.element_size()
-        self._meet(
-            _of(f"broadcast from {source}", tensor), tensor, combine, lambda cluster: cluster.broadcast(source, bytes)
-        )
+        call = _describe(f"broadcast from {source}", tensor)
+        self._collective(call, tensor, combine, lambda cluster: cluster.broadcast(source, tensor.nbytes))
 
     def gather_objects(self, value: Any) -> list[Any]:
         def combine(parts: list[bytes]) -> list[list[Any]]:
-            # Copies, as between processes; what many say alike is read once for each who hears it.
-            said = set(parts)
-            return [list(map({part: pickle.loads(part) for part in said}.__getitem__, parts)) for _ in parts]
+            # Copies for every receiver, as between processes; equal values are unpickled once per receiver.
+            distinct = set(parts)
+            return [list(map({part: pickle.loads(part) for part in distinct}.__getitem__, parts)) for _ in parts]
 
         with self.uncounted():
-            return self._meet("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)
+            return self._collective("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)
 
     def counter(self, name: str, add: int) -> int:
         self._worker.step = self.step
-        self._world.switch(self._worker)
+        self._world.scheduler.switch(self._worker)
         self._world.counters[name] = self._world.counters.get(name, 0) + add
         return self._world.counters[name]
 
@@ -362,7 +202,7 @@ class VirtualComm(Comm):
         self._worker.step = self.step
         arrivals: dict[int, float] = {}
         if self.ledger.counting:
-            sizes = {peer: tensor.numel() * tensor.element_size() for peer, tensor in outgoing.items()}
+            sizes = {peer: tensor.nbytes for peer, tensor in outgoing.items()}
             arrivals = world.traffic.send(self.rank, self.now, sizes)
         for peer, tensor in outgoing.items():
             if id(tensor) not in copies:
@@ -371,47 +211,33 @@ class VirtualComm(Comm):
             world.sent[self.rank, peer] += 1
             world.mail[self.rank, peer, number] = copies[id(tensor)], self.now, arrivals.get(peer, self.now)
             target = world.workers[peer]
-            if (self.rank, number) in target.wanted:
-                target.wanted.discard((self.rank, number))
-                if not target.wanted:
-                    world.wake(target)
-        # The n-th message that is asked for is the n-th that was sent, in whatever order they are waited for.
-        numbers = {peer: world.asked[peer, self.rank] for peer in incoming}
-        world.asked.update((peer, self.rank) for peer in incoming)
-        return _Receiving(self, incoming, numbers)
+            if (self.rank, number) in target.awaited:
+                target.awaited.discard((self.rank, number))
+                if not target.awaited:
+                    world.scheduler.wake(target)
+        # The n-th request is for the n-th message, whatever the order of the waits.
+        numbers = {peer: world.requested[peer, self.rank] for peer in incoming}
+        world.requested.update((peer, self.rank) for peer in incoming)
+        return _VirtualExchange(self, incoming, numbers)
 
     def close(self) -> None:
         pass
 
 
-def _sum_into_all(parts: list[torch.Tensor], divisor: float = 0.0) -> None:
-    """Every part becomes the sum over parts in rank order (divided by `divisor`, if any), a cache-sized block at a time."""
-    rows = [part.view(-1) for part in parts]
-    for start in range(0, rows[0].numel(), _BLOCK):
-        blocks = [row[start : start + _BLOCK] for row in rows]
-        total = blocks[0].clone()
-        for block in blocks[1:]:
-            total += block
-        if divisor:
-            total.div_(divisor)
-        for block in blocks:
-            block.copy_(total)
-
-
-class _Receiving(Pending):
+class _VirtualExchange(Pending):
     def __init__(self, comm: VirtualComm, incoming: Mapping[int, torch.Tensor], numbers: dict[int, int]):
         super().__init__(incoming)
         self.comm, self.numbers = comm, numbers
 
     def arrive(self) -> Mapping[int, torch.Tensor]:
         comm, world, me = self.comm, self.comm._world, self.comm._worker
-        numbers, self.numbers = self.numbers, {}  # a second wait has nothing left to wait for
-        me.wanted = {(peer, n) for peer, n in numbers.items() if (peer, comm.rank, n) not in world.mail}
-        if me.wanted:
+        numbers, self.numbers = self.numbers, {}  # a second wait has no message left to wait for
+        me.awaited = {(peer, n) for peer, n in numbers.items() if (peer, comm.rank, n) not in world.mail}
+        if me.awaited:
             me.ready = False
-            me.waits_for = f"for a message from {sorted(peer for peer, _ in me.wanted)}"
-        world.switch(me)
-        found, last = {}, (0.0, 0.0)
+            me.waits_for = f"for a message from {sorted(peer for peer, _ in me.awaited)}"
+        world.scheduler.switch(me)
+        messages, last = {}, (0.0, 0.0)
         for peer, number in numbers.items():
             tensor = self.incoming[peer]
             message, departure, arrival = world.mail.pop((peer, comm.rank, number))
@@ -422,10 +248,29 @@ class _Receiving(Pending):
                     comm.rank,
                     comm.step,
                 )
-            found[peer] = message.view(-1)
+            messages[peer] = message.view(-1)
             last = max(last, (arrival, departure))
         if comm.ledger.counting and last[0] > me.now:
-            me.until(last[1], last[0])
-        return found
+            me.wait_until(last[1], last[0])
+        return messages
 
     def release(self) -> None: ...
+
+
+def _describe(call: str, tensor: torch.Tensor) -> str:
+    """A call with shape and dtype: workers that differ in any of these make different calls."""
+    return f"{call} of {tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _sum_into_all(parts: list[torch.Tensor], divisor: float = 0.0) -> None:
+    """Replace every part by the sum in rank order (divided by `divisor`, if any), one cache-sized block at a time."""
+    rows = [part.view(-1) for part in parts]
+    for start in range(0, rows[0].numel(), _BLOCK):
+        blocks = [row[start : start + _BLOCK] for row in rows]
+        total = blocks[0].clone()
+        for block in blocks[1:]:
+            total += block
+        if divisor:
+            total.div_(divisor)
+        for block in blocks:
+            block.copy_(total)

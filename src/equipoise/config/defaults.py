@@ -44,9 +44,9 @@ def chosen_period(period: Period | int | None) -> Period:
     return every(period) if isinstance(period, int) else period if period is not None else every()
 
 
-def chosen_batch(batch: Batch | int | None) -> Batch:
-    """A number stands for a fixed size."""
-    if batch is None or isinstance(batch, int):
+def chosen_batch(batch: Batch | int | list[int] | None) -> Batch:
+    """A number stands for a fixed size, a list for one size per worker."""
+    if batch is None or isinstance(batch, (int, list)):
         fixed: Batch = get("batch", "fixed")(BATCH_SIZE if batch is None else batch)
         return fixed
     return batch

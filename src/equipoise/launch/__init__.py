@@ -1,3 +1,3 @@
-"""Starting workers."""
+"""Starts workers."""
 
 from .start import spawn as spawn

@@ -1,7 +1,7 @@
-"""Workers as local processes, forked: four of them start in a fraction of a second.
+"""Workers as forked local processes: four of them start in a fraction of a second.
 
-Workers meet through a folder that the parent makes and removes, so no port has to be chosen, none can be in use and no name has
-to be looked up; the parent watches its children and says who failed first.
+The rendezvous is a folder that the parent makes and removes: no port has to be free, and no host name is looked up. The
+parent watches its children and reports which one failed first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from ..comm.base import Comm, barrier
 from ..comm.current import set_current
@@ -31,7 +31,7 @@ from ..comm.folder_store import FolderStore
 from ..core import errors
 from ..core.errors import PeerLost, WorkerError
 
-_GRACE = 5.0  # seconds that survivors get to say what they saw, once one worker has failed
+_GRACE = 5.0  # seconds that survivors get to report, once one worker has failed
 
 
 def run_processes(
@@ -42,28 +42,28 @@ def run_processes(
     deterministic: bool = False,
     children: list[Any] | None = None,
 ) -> list[Any]:
-    """`function(comm)` on forked processes; their results by rank. A failure is raised here and names the worker.
+    """`function(comm)` on forked processes; results by rank. A failure is raised here and names the worker.
 
-    `children` is filled with the processes, for whoever wants to signal them meanwhile.
+    `children` is filled with the processes, so that the caller can send them signals.
     """
     context = multiprocessing.get_context("fork")
     pipes: list[Connection] = []
     children = [] if children is None else children
     folder = tempfile.mkdtemp(prefix="equipoise-")
-    # Memory shared with the children: each writes the step it is in, so that the dead can be asked too.
-    board = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
+    # Shared memory in which each child writes its step, so that the step of a dead one is known too.
+    steps = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         for rank in range(workers):
             ours, theirs = context.Pipe()
-            how = (function, rank, workers, theirs, folder, timeout, deterministic, board, random.getstate())
-            child = context.Process(target=_child, args=how, name=f"worker-{rank}")
+            args = (function, rank, workers, theirs, folder, timeout, deterministic, steps, random.getstate())
+            child = context.Process(target=_child, args=args, name=f"worker-{rank}")
             child.start()
             theirs.close()
             pipes.append(ours)
             children.append(child)
-        return _collect(children, pipes, board)
+        return _collect(children, pipes, steps)
     finally:
         for child in children:
             if child.is_alive():
@@ -83,35 +83,35 @@ def _child(
     folder: str,
     timeout: float,
     deterministic: bool,
-    board: memoryview,
-    generator: Any,
+    steps: memoryview,
+    rng_state: Any,
 ) -> None:
     torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
-    random.setstate(generator)  # Python seeds it anew after a fork; torch and numpy go on where the parent stood
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards what it wants known
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # and its handlers are not ours
+    random.setstate(rng_state)  # Python reseeds it after a fork; torch and numpy keep the parent's state
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards Ctrl-C as SIGUSR1
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its handlers are not for this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     comm = None
     try:
         from ..comm.process import ProcessComm
 
         if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here: the host's name need not be looked up
-        store, control_store = dist.FileStore(f"{folder}/rendezvous"), FolderStore(folder)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this host: no name to look up
+        store, control_store = FileStore(f"{folder}/rendezvous"), FolderStore(folder)
         comm = ProcessComm.join(
-            store, rank, size, timeout=timeout, deterministic=deterministic, control_store=control_store, board=board
+            store, rank, size, timeout=timeout, deterministic=deterministic, control_store=control_store, steps=steps
         )
         set_current(comm)
-        # Plain pickle: multiprocessing would hand over tensors as shared memory, which ends with this process.
         result = function(comm)
-        barrier(comm)  # nobody leaves while another still reads from its memory
+        barrier(comm)  # another worker may still read from the memory of this one
+        # Plain pickle: multiprocessing would send tensors as shared memory, which ends with this process.
         pipe.send_bytes(pickle.dumps(("done", result)))
         comm.close()
     except BaseException as error:
         step = getattr(error, "step", None)
         report = {
             "type": type(error).__name__,
-            "text": str(error),
+            "message": str(error),
             "trace": traceback.format_exc(),
             "step": step if isinstance(step, int) else getattr(comm, "step", 0),
             "victim": isinstance(error, PeerLost),
@@ -121,10 +121,10 @@ def _child(
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # neither the parent's exit handlers nor its threads' leftovers belong to this process
+        os._exit(0)  # skips the parent's exit handlers
 
 
-def _collect(children: list[Any], pipes: list[Connection], board: memoryview) -> list[Any]:
+def _collect(children: list[Any], pipes: list[Connection], steps: memoryview) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, dict[str, Any]] = {}
     open_ranks = set(range(len(children)))
@@ -139,59 +139,69 @@ def _collect(children: list[Any], pipes: list[Connection], board: memoryview) ->
                 kind, value = pickle.loads(pipes[rank].recv_bytes())
             except (EOFError, ConnectionResetError):
                 children[rank].join()
-                failures[rank] = _death(rank, children[rank].exitcode, board[rank])
+                failures[rank] = _death(rank, children[rank].exitcode, steps[rank])
             else:
                 (results if kind == "done" else failures)[rank] = value
         if failures and deadline is None:
             deadline = time.monotonic() + _GRACE
-        culprit = any(not f["victim"] for f in failures.values())
-        if failures and (culprit or time.monotonic() > (deadline or 0.0)):
+        cause_known = any(not f["victim"] for f in failures.values())
+        if failures and (cause_known or time.monotonic() > (deadline or 0.0)):
             break
     if failures:
-        raise _verdict(failures)
+        raise _error_from(failures)
     return [results[rank] for rank in range(len(children))]
 
 
 def _death(rank: int, code: int | None, step: int) -> dict[str, Any]:
-    """A worker that ended without a word."""
+    """The report for a worker that ended without sending one."""
     if code is not None and code < 0:
         how, hint = f"was killed by {signal.Signals(-code).name}", ""
         if -code == signal.SIGKILL:
             hint = " (if you did not do that, the machine may have run out of memory)"
     else:
         how, hint = f"ended with exit code {code}", ""
-    text = f"worker {rank} {how} at step {step}{hint}"
-    return {"type": "WorkerError", "text": text, "trace": "", "step": step, "victim": False, "blames": rank}
+    message = f"worker {rank} {how} at step {step}{hint}"
+    return {"type": "WorkerError", "message": message, "trace": "", "step": step, "victim": False, "blames": rank}
 
 
-def _verdict(failures: dict[int, dict[str, Any]]) -> Exception:
-    """The error to raise: a culprit before a victim, then whoever spoke first; later ones miss those who spoke before."""
+def _error_from(failures: dict[int, dict[str, Any]]) -> Exception:
+    """The error to raise: a cause before workers that lost a peer, then the first report.
+
+    Later reports may name a worker that is missing only because it has reported already.
+    """
     rank = min(failures, key=lambda r: failures[r]["victim"])
-    found = failures[rank]
-    cls = getattr(errors, found["type"], None)
+    report = failures[rank]
+    cls = getattr(errors, report["type"], None)
     if isinstance(cls, type) and issubclass(cls, errors.UserError):
-        error: Exception = cls(found["text"])
+        error: Exception = cls(report["message"])
     elif isinstance(cls, type) and issubclass(cls, WorkerError):
-        blamed = found["blames"] if found["blames"] is not None else rank
-        error = cls(found["text"], blamed, found["step"])
+        blamed = report["blames"] if report["blames"] is not None else rank
+        error = cls(report["message"], blamed, report["step"])
     else:
         error = WorkerError(
-            f"worker {rank} failed at step {found['step']}: {found['type']}: {found['text']}", rank, found["step"]
+            f"worker {rank} failed at step {report['step']}: {report['type']}: {report['message']}",
+            rank,
+            report["step"],
         )
-    error.remote_traceback = found["trace"]  # type: ignore[attr-defined]
+    error.remote_traceback = report["trace"]  # type: ignore[attr-defined]
     return error
 
 
 def forward_signals(children: list[Any]) -> Callable[[], None]:
-    """Pass Ctrl-C and SIGTERM on to `children` as SIGUSR1 and SIGTERM; a function that undoes it."""
+    """Forward Ctrl-C and SIGTERM to `children` as SIGUSR1 and SIGTERM; returns a function that undoes it.
+
+    A second Ctrl-C raises KeyboardInterrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
-        return lambda: None  # Python lets the main thread alone handle signals
+        return lambda: None  # in Python only the main thread can handle signals
+    interrupted = False
 
     def handler(number: int, frame: Any) -> None:
-        if number == signal.SIGINT and getattr(handler, "again", False):
+        nonlocal interrupted
+        if number == signal.SIGINT and interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             raise KeyboardInterrupt
-        handler.again = True  # type: ignore[attr-defined]
+        interrupted = True
         for child in children:
             if child.is_alive():
                 os.kill(child.pid, signal.SIGUSR1 if number == signal.SIGINT else signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM ask for a checkpoint and an orderly end; a second Ctrl-C ends at once."""
+"""Ctrl-C and SIGTERM request a checkpoint and a clean stop; a second Ctrl-C stops at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from ..core.stop import Stop
 
-CODES = {signal.SIGINT: 130, signal.SIGUSR1: 130, signal.SIGTERM: 143}
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGUSR1: 130, signal.SIGTERM: 143}
 
 
 @contextlib.contextmanager
 def stop_on_signals(stop: Stop, numbers: tuple[int, ...]) -> Iterator[None]:
-    """Turn signals into a request that all workers agree on at their next control point."""
+    """Turn signals into a request to stop, on which all workers agree at their next control point."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # in Python only the main thread can handle signals
         return
 
     def handler(number: int, frame: Any) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.code = CODES[signal.Signals(number)]
+        stop.code = EXIT_CODES[signal.Signals(number)]
         stop.set()
 
     before = {n: signal.signal(n, handler) for n in numbers}

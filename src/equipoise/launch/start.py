@@ -1,4 +1,4 @@
-"""One way to start workers, whatever they are: virtual, forked, or what torchrun has started already."""
+"""Starts workers of any kind: virtual, forked processes, or those that torchrun has started already."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def spawn(
     threads: int | None = None,
     stop: Stop | None = None,
 ) -> list[Any]:
-    """Run `function(comm)` on every worker; their results by rank (under torchrun: this process's alone).
+    """Run `function(comm)` on every worker; results by rank (under torchrun: that of this process alone).
 
-    `virtual` runs all workers inside this process, one at a time. Otherwise torchrun's processes are used where there
-    are any, and local processes are forked where there are none.
+    `virtual` runs all workers inside this process, one at a time. Otherwise the workers are torchrun's processes under
+    torchrun, and forked local processes elsewhere.
     """
     if workers < 1:
         raise UserError(f"workers = {workers}: at least 1 is needed")
@@ -38,10 +38,10 @@ def spawn(
     if cluster is not None and cluster.size != workers:
         raise UserError(f"the cluster describes {cluster.size} workers and the run has {workers}: make them equal")
     if cluster is not None and not virtual:
-        raise UserError("a described cluster is simulated: pass --virtual with --cluster")
+        raise UserError("a described cluster is simulated: pass virtual=True (--virtual) with it")
     stop = stop or Stop()
     if virtual or (workers == 1 and not under_torchrun()):
-        return _virtual(function, workers, cluster, threads, stop)
+        return _run_virtual(function, workers, cluster, threads, stop)
     if under_torchrun():
         from ..comm.process import ProcessComm
 
@@ -50,7 +50,7 @@ def spawn(
         try:
             with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
                 result = function(comm)
-                barrier(comm)  # worker 0 may host the store that the others still use
+                barrier(comm)  # rank 0 may host the store that the others still use
                 return [result]
         finally:
             set_current(None)
@@ -69,21 +69,21 @@ def spawn(
         undo()
 
 
-def _virtual(
+def _run_virtual(
     function: Callable[[Comm], Any], workers: int, cluster: Cluster | None, threads: int | None, stop: Stop
 ) -> list[Any]:
     import torch
 
     from ..comm.virtual import World
 
-    def one(comm: Comm) -> Any:
+    def with_current_comm(comm: Comm) -> Any:
         set_current(comm)
         try:
             return function(comm)
         finally:
             set_current(None)
 
-    # A single worker may use the whole machine; many use one thread each, as processes do, for the same numbers.
+    # A single worker may use all cores; several use one thread each, as processes do, for the same numbers.
     count = threads or (torch.get_num_threads() if workers == 1 else 1)
     with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
-        return World(workers, cluster).run(one, threads=count)
+        return World(workers, cluster).run(with_current_comm, threads=count)

@@ -56,7 +56,7 @@ class Sampler:
         *,
         partition: Partition | None = None,
         order: Order | None = None,
-        batch: Batch | int = 32,
+        batch: Batch | int | list[int] = 32,
         seed: int = 0,
         drop_last: bool = False,
         step: Callable[[], Any] | None = None,

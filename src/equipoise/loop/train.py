@@ -63,7 +63,7 @@ def train(
     until: str | None = None,
     partition: Partition | None = None,
     order: Order | None = None,
-    batch: Batch | int | None = None,
+    batch: Batch | int | list[int] | None = None,
     period: Period | int | None = None,
     sync: Sync | None = None,
     test: Any = None,
@@ -198,6 +198,10 @@ def run_job(
     if job.blocks is None and not under_torchrun() and not speeds_are_measured(job.partition):
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
+
+    if not virtual and workers > 1 and not under_torchrun():
+        # The first optimizer of a process imports much of torch: once here, not in every forked worker.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
     def work(comm: Any) -> tuple[dict[str, Any], Any]:
         result, state = Worker(job, comm).run()

@@ -1,1 +1,1 @@
-"""Described clusters: speeds of workers, links between them, failures, and the units they are written in."""
+"""Described clusters: throughput of workers, links between them, failures, and the units they are written in."""

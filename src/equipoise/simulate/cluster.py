@@ -1,10 +1,11 @@
-"""A described cluster: how fast each worker is, how fast and how far each link, and what time that takes.
+"""A described cluster: the throughput of each worker, bandwidth and latency of each link, and the time model.
 
-The time model. A worker needs examples / rate for a step, times a random factor if it has jitter; a failure takes it away for the
-time of a repair. A message of b bytes takes latency + b / (0.93 bandwidth) of its link. A worker has one connection to the network, full
-duplex, as fast as its fastest link: messages that it sends at the same time share it, and so do those that it receives. All
-workers of two sites share the line between them. A collective starts when its last member arrives and then takes as long as its ring
-0 - 1 - ... - N-1 - 0: 2 (N - 1) messages of b / N bytes for a mean, N - 1 messages of b bytes for a gather, over the slowest link.
+A step takes examples / rate, times a random factor if the worker has jitter; after a failure a worker is away until it
+is repaired. A message of b bytes takes latency + b / (0.93 bandwidth) of its link. A worker has one full-duplex
+connection to the network, as fast as its fastest link: messages that it sends at the same time share it, and so do
+those that it receives. All workers of two sites share the line between them. A collective starts when its last worker
+arrives and takes as long as a ring 0 - 1 - ... - N-1 - 0 over the slowest link: 2 (N - 1) messages of b / N bytes for a
+mean, N - 1 messages of b bytes for a gather.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from .units import BITS, SECONDS, quantity
 from .units import duration as duration
 
 DEFAULT_RATE = 1000.0  # examples per second of a worker of speed 1
-PAYLOAD = 0.93  # of a line's bits: headers of TCP, IP and Ethernet and acknowledgements take the rest
-REPAIR = 120.0  # seconds that a failure takes a worker away
+PAYLOAD = 0.93  # of the bits of a link: TCP, IP and Ethernet headers and acknowledgements take the rest
+REPAIR = 120.0  # seconds that a worker is away after a failure
 
 
 @dataclass(frozen=True)
 class Link:
-    """Bits per second and seconds; or texts such as "100 Mbit" and "1 ms"."""
+    """Bits per second and seconds; or strings such as "100 Mbit" and "1 ms"."""
 
     bandwidth: float = math.inf
     latency: float = 0.0
-    shared: bool = False  # one line for all pairs that it connects, in each direction
+    shared: bool = False  # all pairs that it connects share it, in each direction
 
     def __post_init__(self) -> None:
         for name, units in (("bandwidth", BITS), ("latency", SECONDS)):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, quantity(getattr(self, name), units, name))
         if not self.bandwidth > 0:
-            raise UserError("bandwidth must be above zero: leave a pair out of the topology instead of its link")
+            raise UserError("bandwidth must be above zero: to disconnect a pair, leave it out of the topology")
         if not 0 <= self.latency < math.inf:
-            raise UserError("latency must not be negative, nor without end")
+            raise UserError("latency must be finite and not negative")
 
     def seconds(self, bytes: float, messages: int = 1) -> float:
-        """Of messages that begin at the same time, until the last has arrived."""
+        """The time of messages that start together, until the last has arrived."""
         return self.latency + 8.0 * bytes * messages / (PAYLOAD * self.bandwidth)
 
 
@@ -51,10 +52,11 @@ class Link:
 class Cluster:
     """Workers' rates in examples per second, and the links between them.
 
-    between: links of pairs of workers; across: of pairs of sites, `("a", "a")` inside one. A pair counts before its sites, and
-        these before `link`.
-    jitter: how much the time of a step varies: its standard deviation as a part of its mean. One number, or one a worker.
-    failures_per_hour: of simulated time, on average; each takes the worker away for `repair` seconds. Likewise.
+    between: links of pairs of workers; across: links of pairs of sites, `("a", "a")` inside one. The link of a pair is
+        that in `between`, else in `across`, else `link`.
+    jitter: standard deviation of the time of a step, relative to its mean. One number, or one per worker.
+    failures_per_hour: of simulated time, on average; after each the worker is away for `repair` seconds. One number, or
+        one per worker.
     """
 
     rates: list[float]
@@ -73,9 +75,9 @@ class Cluster:
         for i, rate in enumerate(self.rates):
             if not (rate > 0 and math.isfinite(rate)):
                 raise UserError(f"worker {i} of the cluster has rate {rate}: it must be a number above zero")
-        self.jitter = self._each("jitter")
-        self.failures_per_hour = self._each("failures_per_hour")
-        self.repair = self._each("repair")
+        self.jitter = self._per_worker("jitter")
+        self.failures_per_hour = self._per_worker("failures_per_hour")
+        self.repair = self._per_worker("repair")
         self.sites = self.sites or [""] * self.size
         if len(self.sites) != self.size:
             raise UserError(f"sites = {self.sites}: give one for each of the {self.size} workers")
@@ -90,60 +92,59 @@ class Cluster:
         for a, b in self.between:
             if not 0 <= a < b < self.size:
                 raise UserError(f"a link between workers {a} and {b}: they are 0 to {self.size - 1}")
-        self._ports = self._speeds_of_ports()
+        self._ports = self._port_bandwidths()
         self._rings: dict[float, float] = {}
 
-    def _each(self, name: str) -> list[float]:
+    def _per_worker(self, name: str) -> list[float]:
         value = getattr(self, name)
         values = list(value) if isinstance(value, (list, tuple)) else [value] * self.size
         if len(values) != self.size:
             raise UserError(f"{name} = {value}: give one number, or one for each of the {self.size} workers")
-        for one in values:
-            if isinstance(one, bool) or not isinstance(one, (int, float)) or not 0 <= one < math.inf:
-                raise UserError(f"{name} = {one!r}: must be a number and not negative")
-        return [float(one) for one in values]
+        for number in values:
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+                raise UserError(f"{name} = {number!r}: must be a number and not negative")
+        return [float(number) for number in values]
 
     @property
     def size(self) -> int:
         return len(self.rates)
 
     def link_of(self, a: int, b: int) -> Link:
-        found = self.between.get((min(a, b), max(a, b))) if self.between else None
-        if found is None and self.across:
+        link = self.between.get((min(a, b), max(a, b))) if self.between else None
+        if link is None and self.across:
             one, two = self.sites[a], self.sites[b]
-            found = self.across.get((one, two) if one <= two else (two, one))
-        return self.link if found is None else found
+            link = self.across.get((one, two) if one <= two else (two, one))
+        return self.link if link is None else link
 
     def line_of(self, a: int, b: int) -> tuple[Any, Any]:
-        """What messages from a to b queue for: their own line, or that of their sites."""
+        """The line on which messages from a to b queue: that of the pair, or that of their sites."""
         return (self.sites[a], self.sites[b]) if self.link_of(a, b).shared else (a, b)
 
     def port(self, rank: int) -> float:
         """Bits per second of a worker's connection to the network: as fast as its fastest link."""
         return self._ports[rank]
 
-    def _speeds_of_ports(self) -> list[float]:
+    def _port_bandwidths(self) -> list[float]:
         fastest: list[float] = []
         by_site: dict[str, float] = {}
-        known = {(min(pair), max(pair)) for pair in self.across}
         names = sorted(set(self.sites))
         for name in names:
             pairs = [(min(name, other), max(name, other)) for other in names]
-            own = [self.across[pair].bandwidth for pair in pairs if pair in known]
-            # The default link counts where any pair of this site still uses it.
+            own = [self.across[pair].bandwidth for pair in pairs if pair in self.across]
+            # The default link counts if some pair of this site uses it.
             by_site[name] = max(own if len(own) == len(pairs) else [*own, self.link.bandwidth])
         for rank in range(self.size):
             fastest.append(by_site[self.sites[rank]])
         if self.between:
-            seen: Counter[int] = Counter()
+            pairs_of: Counter[int] = Counter()
             best = [0.0] * self.size
             for (a, b), link in self.between.items():
                 for rank in (a, b):
-                    seen[rank] += 1
+                    pairs_of[rank] += 1
                     best[rank] = max(best[rank], link.bandwidth)
-            for rank, count in seen.items():
-                every = count >= self.size - 1
-                fastest[rank] = best[rank] if every else max(best[rank], fastest[rank])
+            for rank, count in pairs_of.items():
+                has_all = count >= self.size - 1
+                fastest[rank] = best[rank] if has_all else max(best[rank], fastest[rank])
         return fastest
 
     def compute(self, rank: int, examples: float) -> float:
@@ -159,11 +160,11 @@ class Cluster:
         return (self.size - 1) * self._ring(bytes)
 
     def broadcast(self, source: int, bytes: int) -> float:
-        """A pipeline would be faster for large vectors; a tree takes ceil(log2 N) hops of the slowest link."""
+        """A tree: ceil(log2 N) hops over the slowest link. (A pipeline would be faster for large vectors.)"""
         return math.ceil(math.log2(self.size)) * self._ring(bytes) if self.size > 1 else 0.0
 
     def _ring(self, bytes: float) -> float:
-        """One message from everybody to the next in the ring."""
+        """The time of one message from every rank to the next in the ring."""
         if self.size == 1:
             return 0.0
         if not self.between and not self.across:
@@ -176,28 +177,28 @@ class Cluster:
 
     @classmethod
     def uniform(cls, workers: int) -> Cluster:
-        """Equal workers on a perfect network: what virtual workers run on unless a cluster is described."""
+        """Equal workers on a perfect network: the default of virtual workers."""
         return cls([DEFAULT_RATE] * workers, described=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
-        """Read a cluster file; anything unknown, missing or impossible in it is refused by name."""
+        """Read a cluster file; errors name the entry that is unknown, missing or invalid."""
         from ..core.toml import read_toml
 
         return cls.from_dict(read_toml(path), str(path))
 
     @classmethod
     def from_dict(cls, table: dict[str, Any], where: str = "cluster") -> Cluster:
-        """What a cluster file says, as a dict."""
+        """From the content of a cluster file."""
         from .cluster_file import read
 
         return cls(**read(table, where))
 
     def dump(self) -> str:
-        """This cluster as the text of a cluster file."""
-        from .cluster_file import written
+        """The content of a cluster file that describes this cluster."""
+        from .cluster_file import to_toml
 
-        return written(self)
+        return to_toml(self)
 
     def save(self, path: str | Path) -> None:
         try:
@@ -207,26 +208,27 @@ class Cluster:
 
 
 class Traffic:
-    """Messages under way: when each arrives, given all that were sent before it."""
+    """The arrival times of messages, given all messages sent before."""
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
-        self._out: dict[int, float] = {}  # when a worker's connection has sent what it was given,
-        self._in: dict[int, float] = {}  # when it has received what is on its way to it,
-        self._lines: dict[tuple[Any, Any], float] = {}  # and when a line is free again
+        # The times until which these are busy: a worker's connection in both directions, and each line.
+        self._out: dict[int, float] = {}
+        self._in: dict[int, float] = {}
+        self._lines: dict[tuple[Any, Any], float] = {}
 
     def send(self, source: int, now: float, bytes: Mapping[int, int]) -> dict[int, float]:
-        """The arrivals of messages that are sent together, by target."""
-        cluster, found = self.cluster, {}
-        out = self._busy(self._out, source, now, sum(bytes.values()), cluster.port(source))
+        """The arrival times, by target, of messages that are sent together."""
+        cluster, arrivals = self.cluster, {}
+        out = self._queue(self._out, source, now, sum(bytes.values()), cluster.port(source))
         for target, size in bytes.items():
             link = cluster.link_of(source, target)
-            line = self._busy(self._lines, cluster.line_of(source, target), now, size, link.bandwidth)
-            into = self._busy(self._in, target, now, size, cluster.port(target))
-            found[target] = max(out, line, into) + link.latency
-        return found
+            line = self._queue(self._lines, cluster.line_of(source, target), now, size, link.bandwidth)
+            into = self._queue(self._in, target, now, size, cluster.port(target))
+            arrivals[target] = max(out, line, into) + link.latency
+        return arrivals
 
     @staticmethod
-    def _busy(free: dict[Any, float], key: Any, now: float, bytes: int, bandwidth: float) -> float:
-        free[key] = end = max(now, free.get(key, 0.0)) + 8.0 * bytes / (PAYLOAD * bandwidth)
+    def _queue(busy_until: dict[Any, float], key: Any, now: float, bytes: int, bandwidth: float) -> float:
+        busy_until[key] = end = max(now, busy_until.get(key, 0.0)) + 8.0 * bytes / (PAYLOAD * bandwidth)
         return end

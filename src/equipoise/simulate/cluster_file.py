@@ -1,6 +1,6 @@
 """Cluster files.
 
-[[workers]]             # one table per worker, or `count = 8` for several alike
+[[workers]]             # one table per worker, or `count = 8` for several equal ones
 speed = 2.0             # relative to 1.0, or `examples_per_second = 900`
 jitter = 0.1            # of the time of a step
 failures_per_hour = 0.5
@@ -9,7 +9,7 @@ site = "a"
 [links]
 bandwidth = "100 Mbit"  # per link and direction
 latency = "1 ms"
-[[links.between]]       # other links between these `workers`, across `groups` of workers, or between `sites`
+[[links.between]]       # other links: among these `workers`, between `groups` of workers, or between `sites`
 sites = ["a", "b"]
 bandwidth = "10 Mbit"
 """
@@ -33,17 +33,17 @@ _WHICH = "give workers = [a, b, ...], groups = [[...], [...]] or sites = [...]"
 
 
 def read(table: dict[str, Any], where: str) -> dict[str, Any]:
-    """The arguments of `Cluster`; anything unknown, missing or impossible is refused by name."""
+    """The arguments of `Cluster`; errors name the entry that is unknown, missing or invalid."""
     _only(table, {"workers", "links", "examples_per_second"}, where)
     base = _rate(table.get("examples_per_second", DEFAULT_RATE), f"{where}: examples_per_second")
-    found: dict[str, Any] = {key: [] for key in ("rates", "sites", "jitter", "failures_per_hour", "repair")}
+    workers: dict[str, list[Any]] = {key: [] for key in ("rates", "sites", "jitter", "failures_per_hour", "repair")}
     for i, row in enumerate(_rows(table, "workers", f"{where}: [[workers]]")):
         place = f"{where}: [[workers]] number {i + 1}"
         count = row.get("count", 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise UserError(f"{place}: count = {count!r} must be a whole number of at least 1")
+            raise UserError(f"{place}: count = {count!r} must be an integer of at least 1")
         for key, value in _worker(row, base, place).items():
-            found[key] += [value] * count
+            workers[key] += [value] * count
     links = table.get("links", {})
     if not isinstance(links, dict):
         raise UserError(f"{where}: links must be a table: write [links]")
@@ -56,15 +56,15 @@ def read(table: dict[str, Any], where: str) -> dict[str, Any]:
         place = f"{where}: [[links.between]] number {i + 1}"
         _only(row, {"workers", "groups", "sites", "bandwidth", "latency", "shared"}, place)
         if "sites" in row:
-            # A site has one line to another: whoever sends over it shares it, unless the file says otherwise.
-            for one, two in _sites(row, found["sites"], place):
+            # Two sites have one line between them, which all their workers share, unless the file says otherwise.
+            for one, two in _sites(row, workers["sites"], place):
                 across[min(one, two), max(one, two)] = _link(row, link, place, one != two)
         else:
-            for a, b in _pairs(row, len(found["rates"]), place):
+            for a, b in _pairs(row, len(workers["rates"]), place):
                 between[min(a, b), max(a, b)] = _link(row, link, place)
     if rows and "bandwidth" not in links and "latency" not in links:
-        _refuse_gaps(found["sites"], between, across, where)
-    return {**found, "link": link, "between": between, "across": across}
+        _refuse_gaps(workers["sites"], between, across, where)
+    return {**workers, "link": link, "between": between, "across": across}
 
 
 def _worker(row: dict[str, Any], base: float, place: str) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def _worker(row: dict[str, Any], base: float, place: str) -> dict[str, Any]:
     site = row.get("site", "")
     if not isinstance(site, str):
         raise UserError(f'{place}: site = {site!r} must be a name in quotes, such as "a"')
-    found = {"rates": rate, "sites": site, "repair": duration(row.get("repair", REPAIR), f"{place}: repair")}
+    worker = {"rates": rate, "sites": site, "repair": duration(row.get("repair", REPAIR), f"{place}: repair")}
     for key in ("jitter", "failures_per_hour"):
         value = row.get(key, 0.0)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise UserError(f"{place}: {key} = {value!r} must be a number and not negative")
-        found[key] = value
-    return found
+        worker[key] = value
+    return worker
 
 
 def _rate(value: Any, what: str) -> float:
@@ -96,7 +96,7 @@ def _rate(value: Any, what: str) -> float:
 def _rows(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]:
     rows = table.get(key, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{where} must be tables in double brackets, one for each of them")
+        raise UserError(f"{where} must be an array of tables: write it in double brackets")
     return rows
 
 
@@ -119,7 +119,7 @@ def _link(row: dict[str, Any], default: Link, where: str, shared: bool = False) 
 
 
 def _pairs(row: dict[str, Any], size: int, where: str) -> list[tuple[int, int]]:
-    """`workers = [0, 3]`: all pairs among these; `groups = [[0, 1], [2, 3]]`: all pairs across groups."""
+    """`workers = [0, 3]`: all pairs among these; `groups = [[0, 1], [2, 3]]`: all pairs between groups."""
     groups = row.get("groups")
     for key in ("groups", "workers"):
         if not all(isinstance(x, list) for x in [row.get(key, []), *(groups or [] if key == "groups" else [])]):
@@ -138,14 +138,14 @@ def _pairs(row: dict[str, Any], size: int, where: str) -> list[tuple[int, int]]:
 
 
 def _sites(row: dict[str, Any], known: list[str], where: str) -> list[tuple[str, str]]:
-    """`sites = ["a"]`: inside this one; `sites = ["a", "b", "c"]`: between every two of these."""
+    """`sites = ["a"]`: inside this site; `sites = ["a", "b", "c"]`: between every two of these."""
     names = row["sites"]
     if not isinstance(names, list) or not names or "workers" in row or "groups" in row:
         raise UserError(f"{where}: {_WHICH}, one of them")
     for name in names:
         if name not in known or name == "":
-            places = sorted(set(known) - {""})
-            fix = did_you_mean(str(name), places) if places else 'give workers a site = "..."'
+            names_known = sorted(set(known) - {""})
+            fix = did_you_mean(str(name), names_known) if names_known else 'give workers a site = "..."'
             raise UserError(f"{where}: no worker is at site {name!r}: {fix}")
     if len(set(names)) != len(names):
         raise UserError(f"{where} names a site twice: {names}")
@@ -155,46 +155,45 @@ def _sites(row: dict[str, Any], known: list[str], where: str) -> list[tuple[str,
 def _refuse_gaps(
     sites: list[str], between: dict[tuple[int, int], Link], across: dict[tuple[str, str], Link], where: str
 ) -> None:
-    """A file that names links and gives none for the rest must name them all."""
-    known = set(across)
+    """A file that names some links and has no default must name them all."""
     for a, b in itertools.combinations(range(len(sites)), 2):
-        if (a, b) not in between and (min(sites[a], sites[b]), max(sites[a], sites[b])) not in known:
+        if (a, b) not in between and (min(sites[a], sites[b]), max(sites[a], sites[b])) not in across:
             raise UserError(
-                f"{where}: there is no link between workers {a} and {b}: add bandwidth and latency under [links] for all links "
-                "that are not named, or a [[links.between]] for these"
+                f"{where}: there is no link between workers {a} and {b}: add bandwidth and latency under [links] as "
+                "the default, or a [[links.between]] for these"
             )
 
 
-def written(cluster: Cluster) -> str:
-    """A cluster as TOML; workers that are alike and follow each other in one table."""
+def to_toml(cluster: Cluster) -> str:
+    """A cluster as TOML; consecutive equal workers become one table."""
     assert isinstance(cluster.jitter, list)
     assert isinstance(cluster.failures_per_hour, list)
     assert isinstance(cluster.repair, list)
     lines: list[str] = []
     rows = zip(cluster.rates, cluster.sites, cluster.jitter, cluster.failures_per_hour, cluster.repair, strict=True)
-    for (rate, site, jitter, failures, repair), alike in itertools.groupby(rows):
+    for (rate, site, jitter, failures, repair), equal in itertools.groupby(rows):
         lines.append("[[workers]]")
-        count = len(list(alike))
+        count = len(list(equal))
         lines += [f"count = {count}"] if count > 1 else []
         lines.append(f"examples_per_second = {rate!r}")
-        lines += [f"site = {_text(site)}"] if site else []
+        lines += [f"site = {_quoted(site)}"] if site else []
         lines += [f"jitter = {jitter!r}"] if jitter else []
         lines += [f"failures_per_hour = {failures!r}"] if failures else []
         lines += [f'repair = "{seconds(repair)}"'] if failures and repair != REPAIR else []
-    lines += ["[links]", *_written(cluster.link)]
+    lines += ["[links]", *_link_lines(cluster.link)]
     for (one, two), link in cluster.across.items():
         sites = [one] if one == two else [one, two]
-        lines += ["[[links.between]]", f"sites = [{', '.join(map(_text, sites))}]", *_written(link)]
+        lines += ["[[links.between]]", f"sites = [{', '.join(map(_quoted, sites))}]", *_link_lines(link)]
         lines += [f"shared = {str(link.shared).lower()}"] if link.shared != (one != two) else []
     for (a, b), link in cluster.between.items():
-        lines += ["[[links.between]]", f"workers = [{a}, {b}]", *_written(link)]
+        lines += ["[[links.between]]", f"workers = [{a}, {b}]", *_link_lines(link)]
     return "\n".join(lines) + "\n"
 
 
-def _written(link: Link) -> list[str]:
+def _link_lines(link: Link) -> list[str]:
     bandwidth = bits(link.bandwidth) if link.bandwidth < math.inf else "1e999 bit"
     return [f'bandwidth = "{bandwidth}"', f'latency = "{seconds(link.latency)}"']
 
 
-def _text(value: str) -> str:
+def _quoted(value: str) -> str:
     return json.dumps(value)

@@ -13,35 +13,35 @@ BITS |= {"bps": 1, "kbps": 1e3, "Mbps": 1e6, "Gbps": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def quantity(text: Any, units: dict[str, float], what: str) -> float:
+def quantity(value: Any, units: dict[str, float], what: str) -> float:
     """'100 Mbit' or '1 ms' as a number in the base unit of `units`."""
-    match = re.fullmatch(r"\s*([0-9.eE+-]+?)\s*([a-zA-Z]+)?(?:/s)?\s*", str(text))
+    match = re.fullmatch(r"\s*([0-9.eE+-]+?)\s*([a-zA-Z]+)?(?:/s)?\s*", str(value))
     try:
-        value = float(match[1]) if match else math.nan
+        number = float(match[1]) if match else math.nan
     except ValueError:
-        value = math.nan
+        number = math.nan
     unit = (match[2] if match else None) or ""
     if re.fullmatch("[kKmMgG]?b", unit) and "B" in units:
-        raise UserError(f"{what} = {text!r}: bits or bytes? write {unit}it for bits, {unit[:-1]}B for bytes")
+        raise UserError(f"{what} = {value!r}: bits or bytes? write {unit}it for bits, {unit[:-1]}B for bytes")
     known = {name.lower(): factor for name, factor in units.items()}
-    if math.isnan(value) or (unit and unit.lower() not in known):
+    if math.isnan(number) or (unit and unit.lower() not in known):
         raise UserError(
-            f"{what} = {text!r}: write a number and one of {', '.join(units)}, such as '100 {list(units)[2]}'"
+            f"{what} = {value!r}: write a number and one of {', '.join(units)}, such as '100 {list(units)[2]}'"
         )
-    if not unit and value != 0 and not math.isinf(value):
-        raise UserError(f"{what} = {text!r} has no unit: add one of {', '.join(units)}")
-    return value * known.get(unit.lower(), 1.0)
+    if not unit and number != 0 and not math.isinf(number):
+        raise UserError(f"{what} = {value!r} has no unit: add one of {', '.join(units)}")
+    return number * known.get(unit.lower(), 1.0)
 
 
-def duration(text: Any, what: str = "duration") -> float:
+def duration(value: Any, what: str = "duration") -> float:
     """'10m', '90 s' or plain seconds."""
-    number = isinstance(text, (int, float)) and not isinstance(text, bool)
-    if number or re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", str(text)):
-        seconds = float(text)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number or re.fullmatch(r"\s*[0-9]+(\.[0-9]*)?\s*", str(value)):
+        seconds = float(value)
     else:
-        seconds = quantity(text, SECONDS, what)
+        seconds = quantity(value, SECONDS, what)
     if not seconds > 0:
-        raise UserError(f"{what} = {text!r}: must be above zero")
+        raise UserError(f"{what} = {value!r}: must be above zero")
     return seconds
 
 

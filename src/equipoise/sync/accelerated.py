@@ -1,8 +1,8 @@
-"""Accelerated gossip: R rounds that forget disagreement about as fast as plain gossip does in R squared.
+"""Accelerated gossip: R rounds reduce the consensus distance about as much as R^2 rounds of plain gossip.
 
     z_{-1} = z_0 = Z;   z_{r+1} = (1 + eta_r) W z_r - eta_r z_{r-1},   r = 0 .. R-1
 
-Linear in Z, keeps the mean exactly since (1 + eta) - eta = 1, and takes one exchange of one vector per round. With
+Linear in Z, preserves the mean exactly since (1 + eta) - eta = 1, and exchanges one vector per round. With
 lambda = max(|lambda_2(W)|, |lambda_n(W)|) there are three choices of eta_r:
 
     accelerated   eta_r = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2))
@@ -10,7 +10,7 @@ lambda = max(|lambda_2(W)|, |lambda_n(W)|) there are three choices of eta_r:
     plain         eta_r = 0
 
 On an eigenvector of W with eigenvalue mu, R rounds multiply by P_R(mu). The constant eta may amplify disagreement
-when R is small: |P_1| is 1.30 on a ring of 32. `GossipPlan.make` refuses that. Chebyshev's never do.
+when R is small: |P_1| is 1.30 on a ring of 32. `GossipPlan.make` refuses that. Chebyshev weights never do.
 References: Liu and Morse, Accelerated Linear Iterations for Distributed Averaging, Annual Reviews in Control 2011; Lu
 and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
 """
@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..core.errors import UserError
@@ -31,13 +32,13 @@ KINDS = ("accelerated", "chebyshev", "plain")
 
 
 def eta(rate: float) -> float:
-    """The constant weight of the vector before, for lambda = `rate`."""
+    """The constant weight of the previous vector, for lambda = `rate`."""
     root = math.sqrt(1.0 - rate * rate)
     return (1.0 - root) / (1.0 + root)
 
 
 def rho(rate: float) -> float:
-    """sqrt(eta) = lambda / (1 + sqrt(1 - lambda^2)): what a round leaves of disagreement in the long run."""
+    """sqrt(eta) = lambda / (1 + sqrt(1 - lambda^2)): the asymptotic contraction of disagreement per round."""
     return rate / (1.0 + math.sqrt(1.0 - rate * rate))
 
 
@@ -53,8 +54,8 @@ def etas(kind: str, rate: float, rounds: int) -> list[float]:
     return [weight - 1.0 for weight in weights[:rounds]]
 
 
-def polynomial(mu: np.ndarray, coefficients: list[float]) -> np.ndarray:
-    """P_R(mu): by how much the rounds multiply an eigenvector of W with eigenvalue mu."""
+def polynomial(mu: npt.NDArray[np.float64], coefficients: list[float]) -> npt.NDArray[np.float64]:
+    """P_R(mu): the factor by which the rounds multiply an eigenvector of W with eigenvalue mu."""
     before, now = np.ones_like(mu), np.ones_like(mu)
     for each in coefficients:
         before, now = now, (1.0 + each) * mu * now - each * before
@@ -62,9 +63,9 @@ def polynomial(mu: np.ndarray, coefficients: list[float]) -> np.ndarray:
 
 
 def bound(rate: float, rounds: int, nonnegative: bool = False) -> float:
-    """What R accelerated rounds leave of any disagreement at the most.
+    """An upper bound on the contraction of disagreement by R accelerated rounds.
 
-    For any symmetric W; a smaller number holds if no eigenvalue of W is negative (lazy weights).
+    For any symmetric W; a smaller bound holds if no eigenvalue of W is negative (lazy weights).
     """
     r = rho(rate)
     constant = (1.0 - r) * (rounds + 1) + math.sqrt(2.0) * r if nonnegative else 1.0 + (1.0 + r) * rounds
@@ -72,13 +73,13 @@ def bound(rate: float, rounds: int, nonnegative: bool = False) -> float:
 
 
 def chebyshev_bound(rate: float, rounds: int) -> float:
-    """The same for Chebyshev's: 1 / T_R(1 / lambda), always below 1."""
+    """The same for Chebyshev weights: 1 / T_R(1 / lambda), always below 1."""
     r = rho(rate)
     return 2.0 * r**rounds / (1.0 + r ** (2 * rounds))
 
 
 def default_rounds(size: int, rate: float) -> int:
-    """R = ceil(max(1/2 ln n / sqrt(1 - lambda), 1)); 1 where one round is the mean already."""
+    """R = ceil(max(1/2 ln n / sqrt(1 - lambda), 1)); 1 where one round already gives the mean."""
     return math.ceil(max(0.5 * math.log(size) / math.sqrt(1.0 - rate), 1.0)) if rate > 1e-12 else 1
 
 
@@ -87,7 +88,7 @@ class GossipPlan:
     """R rounds and their weights on one graph."""
 
     etas: tuple[float, ...]
-    contraction: float  # max |P_R(mu)| over the graph: what R rounds leave of any disagreement
+    contraction: float  # max |P_R(mu)| over the graph: the worst factor of R rounds on any disagreement
 
     @property
     def rounds(self) -> int:
@@ -104,7 +105,7 @@ class GossipPlan:
             if plan.contraction >= 1.0 or (rounds == 1 and max(plan.etas) > 1e-12):
                 raise UserError(
                     f"{who}: {rounds} round{'s' * (rounds > 1)} of accelerated gossip on {topology!r} over "
-                    f"{topology.size} workers may multiply disagreement by {plan.contraction:.2f}: leave out rounds "
+                    f"{topology.size} workers may multiply disagreement by {plan.contraction:.2f}: omit rounds "
                     f"(then {default_rounds(topology.size, rate)}), use lazy=True, or gossip='plain' (eta = 0)"
                 )
             return plan
@@ -118,14 +119,14 @@ class GossipPlan:
         return plan
 
     @classmethod
-    def _of(cls, eigenvalues: np.ndarray, coefficients: list[float]) -> GossipPlan:
+    def _of(cls, eigenvalues: npt.NDArray[np.float64], coefficients: list[float]) -> GossipPlan:
         values = np.abs(polynomial(eigenvalues, coefficients))
         return cls(tuple(coefficients), float(values.max()) if len(values) else 0.0)
 
 
-def gossip(mixing: Mixing, plan: GossipPlan, z: torch.Tensor, spare: torch.Tensor) -> None:
-    """z <- AG_R(z), in place; `spare` is a vector of the same size to work with."""
-    now, before = z, spare.copy_(z)
+def gossip(mixing: Mixing, plan: GossipPlan, z: torch.Tensor, scratch: torch.Tensor) -> None:
+    """z <- AG_R(z), in place; `scratch` is a vector of the same size that is overwritten."""
+    now, before = z, scratch.copy_(z)
     for each in plan.etas:
         mixing.begin(now)
         mixing.end(now, before, scale=1.0 + each, keep=-each)

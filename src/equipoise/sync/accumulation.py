@@ -1,4 +1,4 @@
-"""Gradients gathered at a frozen model, for methods that move it once in a period."""
+"""Gradient accumulation at a frozen model, for methods that update it once per period."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def accumulate(total: torch.Tensor, steps: int, g: torch.Tensor, *, due: bool) -> int:
-    """total <- total + g, over `steps` + 1 steps; when `due`, g becomes their mean and the total starts at zero again.
+    """total <- total + g, where `total` holds `steps` gradients; when `due`, g becomes the mean and total is zeroed.
 
-    Returns the number of steps in `total`.
+    Returns the number of gradients in `total`.
     """
     total.add_(g)
     if not due:

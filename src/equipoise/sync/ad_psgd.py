@@ -21,28 +21,28 @@ from .shares import shares_of
 
 @dataclass
 class ADPSGD(OnGraph):
-    """Pairs of neighbours average models that are one round old while everybody computes on, after AD-PSGD.
+    """Pairs of neighbours average models that are one round stale, in the background of computation, after AD-PSGD.
 
-        at a round:        worker i has a partner j; both send their models, s_i and s_j, and go on
+        at a round:        worker i has a partner j; both send their models, s_i and s_j, and continue
         at the next one:   x_i <- x_i + (s_j - s_i) / 2,   x_j <- x_j + (s_i - s_j) / 2
 
     The two corrections are the same numbers with opposite signs: only the optimizers' steps move the mean. Where shares
     differ 1/2 becomes pi_j / (pi_i + pi_j), and the mean is the weighted one.
-    Kept of AD-PSGD: averages of two with a random neighbour; they happen in the background, with models that are stale
-    when they are used; gradients are taken at a model that has not seen the average yet.
-    Not kept: there, a worker averages whenever it is ready and fast ones take more steps. Here all take equally many,
-    the pairs are a random maximal matching of the topology's edges drawn from (seed, round), and a worker waits for a
-    partner that is more than a round behind. In return there are no active and passive roles, no graph can
-    deadlock, and a run can be repeated. With plain SGD at a period of 1 the equations are those of D-PSGD,
-    combining before the step over these matchings: it is as biased, by as much as the step.
-    Stores two vectors (its snapshot and the partner's), sends one per round, or none when left alone. The weights of
+    As in AD-PSGD: pairwise averages with a random neighbour; they happen in the background, with stale models;
+    gradients are taken at a model that does not contain the average yet.
+    Unlike AD-PSGD, where a worker averages whenever it is ready and fast workers take more steps: here all workers take
+    equally many steps, the pairs are a random maximal matching of the topology's edges drawn from (seed, round), and a
+    worker waits for a straggler that is more than a round behind. In return there are no active and passive roles, no
+    graph can deadlock, and runs are reproducible. With plain SGD at a period of 1 the equations are those of D-PSGD
+    with combine = "before" over these matchings: the same bias, proportional to the step.
+    Stores two vectors (its snapshot and the partner's), sends one per round, or none without a partner. The weights of
     the topology are not used. Any optimizer may take the steps.
     Reference: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
         name="ad-psgd",
-        help="pairs average in the background with models one round old",
+        help="pairs average in the background with models one round stale",
         cites=("lian2018asynchronous",),
     )
 
@@ -53,7 +53,7 @@ class ADPSGD(OnGraph):
     seed: int = option(0, help="of the pairs; the same on all workers", least=0)
 
     def init_state(self) -> None:
-        self.pairs = agree(self.context, Pairs(self.topology, self.seed), "AD-PSGD")
+        self.pairs = agree(self.context, Pairs(self.topology, self.seed), type(self).__name__)
         self.snapshot = torch.zeros_like(self.flat.x)
         self._inbox = torch.zeros_like(self.snapshot)
         self._arrived: torch.Tensor | None = None  # None: no partner
@@ -63,7 +63,7 @@ class ADPSGD(OnGraph):
 
     def after_step(self, x: torch.Tensor) -> None:
         clock, comm = self.context.clock, self.context.comm
-        self._land()
+        self._wait()
         if self._arrived is not None:
             x.add_(self._arrived.sub_(self.snapshot), alpha=self._weight(clock.rounds - 1))
         self.snapshot.copy_(x)
@@ -73,7 +73,7 @@ class ADPSGD(OnGraph):
         self._pending = comm.exchange(dict.fromkeys(partner, self.snapshot), dict.fromkeys(partner, self._inbox))
 
     def _weight(self, round: int) -> float:
-        """Of the partner of this round in the mean of the two."""
+        """The weight of this round's partner in the mean of the two."""
         shares = shares_of(self.context, self.weights)
         (partner, half), *_ = self.pairs.neighbours(round, self.context.rank)
         return shares[partner] / (shares[partner] + shares[self.context.rank]) if shares else half
@@ -82,40 +82,40 @@ class ADPSGD(OnGraph):
         return shares_of(self.context, self.weights)
 
     def finish(self) -> None:
-        self._land()
+        self._wait()
 
-    def _land(self) -> None:
-        """Wait for the snapshot that is under way."""
+    def _wait(self) -> None:
+        """Wait for the snapshot in flight."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
 
     @property
     def arrived(self) -> torch.Tensor | None:
-        """The partner's snapshot, None without a partner. A checkpoint waits for it: losing one moves the mean."""
+        """The partner's snapshot, None without a partner. A checkpoint waits for it: losing it would move the mean."""
         with self.context.comm.uncounted():
-            self._land()
+            self._wait()
         return self._arrived
 
     @arrived.setter
     def arrived(self, value: torch.Tensor | None) -> None:
         with self.context.comm.uncounted():
-            self._land()
+            self._wait()
         self._arrived = value
 
     @property
     def spectral_gap(self) -> float:
-        """1 - ||E[W^T W] - 11^T/n||^(1/2) over the first rounds; W^T W = W for pairs. What a draw does on average."""
+        """1 - ||E[W^T W] - 11^T/n||^(1/2), the mean over the first rounds; W^T W = W for pairs."""
         mean = sum(self.pairs.matrix(round) for round in range(WINDOW)) / WINDOW
         shares = shares_of(self.context, self.weights)
         if not shares:
-            return 1.0 - float(np.linalg.norm(mean - 1.0 / self.pairs.size, 2)) ** 0.5
+            return 1.0 - float(np.linalg.norm(mean - 1.0 / self.pairs.size, 2) ** 0.5)
         pi = np.asarray(shares)
         # P^(1/2) W P^(-1/2), P = diag(pi), which is symmetric.
         mean *= 2.0 * np.sqrt(np.outer(pi, pi)) / np.add.outer(pi, pi)
         np.fill_diagonal(mean, 0.0)
         np.fill_diagonal(mean, 1.0 - mean @ np.sqrt(pi) / np.sqrt(pi))
-        return 1.0 - float(np.linalg.norm(mean - np.sqrt(np.outer(pi, pi)), 2)) ** 0.5
+        return 1.0 - float(np.linalg.norm(mean - np.sqrt(np.outer(pi, pi)), 2) ** 0.5)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         pairs = Pairs(self.topology, self.seed)
@@ -143,7 +143,7 @@ class Pairs(Topology):
 
 @lru_cache(maxsize=256)
 def _partners(key: Key, round: int) -> tuple[int, ...]:
-    """Everybody's partner in this round; the own rank for a worker without one."""
+    """The partner of each rank in this round; its own rank for a worker without one."""
     pairs = key.topology
     assert isinstance(pairs, Pairs)
     graph = _bound(key)
@@ -163,6 +163,6 @@ def _bound(key: Key) -> Topology:
     graph = key.topology.base.on(key.topology.size)
     if not graph.symmetric:
         raise UserError(
-            f"AD-PSGD needs links that go both ways, {graph!r} is directed: use ring, torus or another undirected one"
+            f"{ADPSGD.__name__} needs an undirected graph, {graph!r} is directed: use ring, torus or hypercube"
         )
     return graph

@@ -20,7 +20,7 @@ class AllReduce(Sync):
         g <- sum_i b_i g_i / sum_i b_i
 
     which is the gradient of the union of all batches, also when batches are unequal or a worker has none. The batch
-    sizes ride in the same message. With any optimizer all workers hold the same model at all times.
+    sizes travel in the same message. With any optimizer all workers hold the same model at all times.
     `weights="uniform"` gives every worker that has examples the same weight instead.
     """
 
@@ -48,7 +48,7 @@ class AllReduce(Sync):
         assert g is not None
         clock.rounds += 1
         # In units of the largest batch, so that full batches weigh 1 and need no multiplication.
-        weight = clock.batch / self.context.clock.largest_batch if self.weights == "size" else float(clock.batch > 0)
+        weight = clock.batch / clock.largest_batch if self.weights == "size" else float(clock.batch > 0)
         if weight != 1.0:
             g.mul_(weight)
         if self.piggyback is not None:
@@ -64,13 +64,10 @@ class AllReduce(Sync):
             comm.sum(g)
             if total:
                 g.div_(total)
-        # Where all batches were skipped the optimizer rests: no momentum and no weight decay either.
+        # If all batches were skipped the optimizer takes no step: no momentum and no weight decay either.
         return StepPlan(optimize=bool(total))
 
     def after_step(self, x: torch.Tensor) -> None: ...
-
-    def centre(self) -> torch.Tensor | None:
-        return None
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if model.itemsize >= 4:
@@ -80,5 +77,5 @@ class AllReduce(Sync):
 
 
 def _exact(dtype: torch.dtype) -> bool:
-    """Can this dtype count examples? Half precision cannot, so its weights travel apart."""
+    """Can this dtype represent weights? Half precision cannot: there, weights travel separately."""
     return dtype in (torch.float32, torch.float64)

@@ -1,6 +1,8 @@
-"""What the methods that average parameters at a round share: the weights, the optimizers' states, one collective."""
+"""What the methods that average parameters at a round share: the weights, the optimizers' states, one all-reduce."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -8,24 +10,27 @@ from ..comm.fused_reduction import fused_cost, metadata_only, sum_in_order
 from ..comm.ledger import mean_cost
 from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.context import Context
+from .base import Sync
 from .shares import shares_of
 
 WEIGHTS = ("size", "uniform", "samples")
+WEIGHTS_HELP = "by share of the examples, all alike, or by samples since the last round"
 STATES = ("local", "average", "reset")
+STATES_HELP = "of the optimizer, at a round: left alone, averaged, or reset"
 
 
 class Averaging:
-    """x <- sum_j w_j x_j over workers, and what becomes of the optimizers' states (momentum, Adam's moments).
+    """x <- sum_j w_j x_j over workers, and what a round does to the optimizers' states (momentum, Adam's moments).
 
-    Weights: "size" are the workers' shares of the examples, "samples" what each consumed since the last round, "uniform"
-    1/N. States: "local" leaves them alone, "average" takes their means in the same message, "reset" begins afresh.
+    Weights: "size" are the workers' shares of the examples, "samples" what each consumed since the last round,
+    "uniform" 1/N. States: "local" leaves them alone, "average" averages them in the same message, "reset" clears them.
     """
 
     def __init__(self, context: Context, weights: str, state: str):
         self.context, self.weights, self.state = context, weights, state
-        self.since = 0  # samples of this worker before the last round
+        self.samples_at_last_round = 0  # examples that this worker had consumed then
         self.names: list[str] | None = None  # of the optimizer's state tensors that are as large as their parameter
-        self.piggyback: Piggyback | None = None  # what the next average takes along
+        self.piggyback: Piggyback | None = None  # travels with the next average
 
     def average(self, x: torch.Tensor) -> None:
         """In place. Counts one round."""
@@ -42,7 +47,7 @@ class Averaging:
         self.divide(message, weights)
         if moments:
             x.copy_(message[: len(x)])
-            _put(moments, message[len(x) :])
+            _scatter(moments, message[len(x) :])
         if self.state == "reset" and context.optimizer is not None:
             context.optimizer.state.clear()
 
@@ -51,14 +56,14 @@ class Averaging:
         return shares_of(self.context) if self.weights == "size" else []
 
     def weight(self) -> float:
-        """Of this worker, in this round."""
+        """The weight of this worker in this round."""
         clock = self.context.clock
-        done = clock.samples + clock.batch
-        taken, self.since = done - self.since, done
-        return {"size": self.context.worker.share, "uniform": 1.0, "samples": float(taken)}[self.weights]
+        samples = clock.samples + clock.batch
+        consumed, self.samples_at_last_round = samples - self.samples_at_last_round, samples
+        return {"size": self.context.worker.share, "uniform": 1.0, "samples": float(consumed)}[self.weights]
 
     def divide(self, total: torch.Tensor, weights: list[float]) -> None:
-        """From the sum of vectors times their weights to their mean; shares add up to one already."""
+        """Turn the weighted sum into the mean; shares already sum to one."""
         if self.weights == "uniform":
             total.div_(self.context.size)
         elif self.weights == "samples" and sum_in_order(weights):
@@ -71,29 +76,48 @@ class Averaging:
             return []
         states = [(p, context.optimizer.state.get(p, {})) for p in context.flat.parameters.values()]
         if self.names is None:
-            # A worker without examples has no state yet: all must send as much.
+            # A worker without examples has no state yet, but all must send messages of the same length.
             own = {
                 k for p, state in states for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape
             }
             self.names = sorted(set().union(*context.comm.gather_objects(own)))
-        found = [state.get(name) for name in self.names for _, state in states]
-        likes = [p for _ in self.names for p, _ in states]
-        return [torch.zeros_like(p) if v is None else v for v, p in zip(found, likes, strict=True)]
+        pairs = [(p, state.get(name)) for name in self.names for p, state in states]
+        return [torch.zeros_like(p) if moment is None else moment for p, moment in pairs]
 
 
-def _put(moments: list[torch.Tensor], values: torch.Tensor) -> None:
+@dataclass
+class AveragesParameters(Sync):
+    """A method whose round contains the average. Final here: what it hands on to `self.averaging`."""
+
+    def start_averaging(self, weights: str, state: str) -> None:
+        """Make `self.averaging`; for `init_state`."""
+        self.averaging = Averaging(self.context, weights, state)
+
+    @property
+    def samples_at_last_round(self) -> int:
+        return self.averaging.samples_at_last_round
+
+    @samples_at_last_round.setter
+    def samples_at_last_round(self, value: int) -> None:
+        self.averaging.samples_at_last_round = value
+
+    def carry(self, piggyback: Piggyback | None) -> None:
+        self.averaging.piggyback = piggyback
+
+    def mean_shares(self) -> list[float]:
+        return self.averaging.mean_shares()
+
+    def average_cost(self, weights: str, elements: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
+        """Messages and bytes of one average; the optimizer's state counts once it is known."""
+        names = self.averaging.names if self.is_bound else None
+        elements *= 1 + len(names or [])
+        if weights == "samples":
+            return fused_cost(elements, itemsize, rank, size, metadata_only([1.0]))
+        return mean_cost(elements, itemsize, rank, size)
+
+
+def _scatter(moments: list[torch.Tensor], values: torch.Tensor) -> None:
     start = 0
     for moment in moments:
         moment.copy_(values[start : start + moment.numel()].view(moment.shape))
         start += moment.numel()
-
-
-def averaging_cost(
-    averaging: Averaging | None, weights: str, elements: int, itemsize: int, rank: int, size: int
-) -> tuple[int, int]:
-    """Messages and bytes of one average; an optimizer's state counts once it is known."""
-    names = averaging.names if averaging is not None else None
-    elements *= 1 + len(names or [])
-    if weights == "samples":
-        return fused_cost(elements, itemsize, rank, size, metadata_only([1.0]))
-    return mean_cost(elements, itemsize, rank, size)

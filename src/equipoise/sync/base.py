@@ -3,8 +3,8 @@
     g = gradient at x;  before_step(x, g);  optimizer.step();  if due: after_step(x)
 
 Both change their vectors in place, and add to `context.clock.rounds` for each communication. `context.clock.due` says
-whether this step has a round, `context.clock.batch` how many examples are in `g` (0 for a worker that has none left: its `g`
-is zero).
+whether this step has a round, `context.clock.batch` how many examples are in `g` (0 for a worker without remaining
+examples: its `g` is zero).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from ..core.vector import Flat, ModelSize
 
 
 class StepPlan(NamedTuple):
-    """What the loop does with a step, as the sync decided before it."""
+    """What the loop does in a step, as the sync decided before it."""
 
-    optimize: bool = True  # False: the optimizer rests, the model is frozen in this step
-    message_arrives: bool = False  # a message arrives after this step: call `after_step` although no round is due
+    optimize: bool = True  # False: no optimizer step, the model is frozen
+    message_arrives: bool = False  # a message arrives after this step: call `after_step` even if no round is due
 
 
 class Needs(NamedTuple):
-    """What a method asks of the choices beside it. `config.fit` refuses what does not fit together."""
+    """What a method requires of the other choices. `config.fit` refuses combinations that do not meet it."""
 
     every_step: bool = False  # it communicates at every step, whatever the period
-    due_before_step: bool = False  # it must know before the step whether a round follows
+    due_before_step: bool = False  # it must know before the step whether a round is due
     static_graph: bool = False  # the same connected graph with symmetric weights in every round
-    push_sum: bool = False  # column sums of W are enough: the graph may be directed
+    push_sum: bool = False  # W needs column sums of 1 only: the graph may be directed
 
 
 @dataclass
 class Sync(Method):
     axis: ClassVar[str] = "sync"
-    uses_gradient: ClassVar[bool] = False  # does before_step want the flat gradient?
-    idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step all the same?
+    uses_gradient: ClassVar[bool] = False  # does before_step need the flat gradient?
+    idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step too?
 
     @abstractmethod
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan | None:
@@ -52,7 +52,7 @@ class Sync(Method):
 
     @abstractmethod
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        """Messages and payload bytes that worker `rank` sends in one step, with or without a round; `round` rounds came before."""
+        """Messages and payload bytes that `rank` sends in one step, if `due` with a round; `round` came before it."""
 
     @property
     def flat(self) -> Flat:
@@ -60,23 +60,23 @@ class Sync(Method):
         assert self.context.flat is not None
         return self.context.flat
 
-    # -- hooks that most methods leave as they are ---------------------------------------------------------------------
+    # -- hooks with a default ------------------------------------------------------------------------------------------
     def needs(self) -> Needs:
-        """What this method, with its options, asks of the other choices."""
+        """What this method, with its options, requires of the other choices."""
         return Needs()
 
     def averages(self) -> str:
-        """What a round gives the mean of, for a batch rule that measures it: "gradient", "parameters", or neither ("")."""
+        """What a round averages, for a batch rule that measures it: "gradient", "parameters", or neither ("")."""
         return ""
 
     def carry(self, piggyback: Piggyback | None) -> None:
-        """What the sums of the coming step take along. A sync without sums ignores it; the batch rule then sends it itself."""
+        """Send this with the sums of the next step. A sync without sums ignores it: the batch rule then sends it."""
 
     def check_graph(self, size: int) -> None:
         """Refuse a topology that does not suit this method on so many workers."""
 
     def mean_shares(self) -> list[float]:
-        """The workers' weights in the mean model; empty where all count alike."""
+        """The workers' weights in the mean model; empty for the plain mean."""
         return []
 
     def centre(self) -> torch.Tensor | None:
@@ -84,4 +84,4 @@ class Sync(Method):
         return None
 
     def finish(self) -> None:
-        """Called once after the last step: complete or drop what is still in flight."""
+        """Called once after the last step: complete or discard messages in flight."""

@@ -12,28 +12,28 @@ from .base import Needs
 from .exact_diffusion import convergent_graph, mix_corrected
 from .gossip import STATIC, Gossip
 
-_LEAST = -1.0 / 3.0 - 1e-9  # an even ring sits at -1/3 and converges
+_LEAST = -1.0 / 3.0 - 1e-9  # an even ring has -1/3 and converges
 
 
 @dataclass
 class D2(Gossip):
-    """D^2, or exact diffusion: gossip that remembers what mixing did to the model, and takes it back.
+    """D^2, or exact diffusion: gossip whose next round subtracts the displacement that mixing caused in this one.
 
         psi_i <- x_i - a g_i(x_i)                  the optimizer's step
         x_i   <- sum_j W_ij (psi_j + c_j)
         c_i   <- x_i - psi_i
 
     which is X' = W (2 X - X_before - a (G - G_before)), written so that it holds when the step size changes. Reaches
-    the optimum of the mean however much the workers' data differ. Stores one vector (c), sends one to each neighbour
-    per step. Any update that is linear in the gradients keeps it exact, so momentum does; Adam scales each worker's
-    gradient on its own, and what vanishes is then the mean of the scaled ones.
+    the optimum of the mean on non-IID data. Stores one vector (c), sends one to each neighbour per step. Any update
+    that is linear in the gradients, such as momentum, keeps it exact; Adam scales each worker's gradient separately,
+    and converges where the mean of the scaled gradients vanishes.
     Diverges if W has an eigenvalue below -1/3: such a graph is made lazy, or refused.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Tang et al., D^2: Decentralized Training over Decentralized Data, ICML 2018.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="d2", help="gossip that takes its own bias back; exact on unequal data", cites=("tang2018d2",)
+        name="d2", help="gossip with bias correction; exact on non-IID data", cites=("tang2018d2",)
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("correction",)

@@ -18,10 +18,9 @@ class DPSGD(Gossip):
         combine then adapt:   x_i <- sum_j W_ij x_j - a g_i(x_i)
         adapt then combine:   x_i <- sum_j W_ij (x_j - a g_j(x_j))
 
-    Stores nothing but what arrives, sends one vector to each neighbour per round. With a constant step and workers
-    whose data differ it stops at a distance from the optimum proportional to the step. Any optimizer may take the
-    local step; its state stays local. Combining before the step may overlap: the models travel while the gradient is
-    computed.
+    Stores only the messages it receives, sends one vector to each neighbour per round. With a constant step and non-IID
+    data it stops at a distance from the optimum proportional to the step. Any optimizer may take the local step; its
+    state stays local. With combine = "before", communication may overlap with the computation of the gradient.
     Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NeurIPS 2017.
     """
@@ -31,14 +30,16 @@ class DPSGD(Gossip):
     )
 
     combine: str = option("after", help="mix before or after the optimizer step", choices=("before", "after"))
-    overlap: bool = option(False, help="let models travel while the gradient is computed; needs combine = before")
+    overlap: bool = option(False, help="overlap communication with the gradient computation; needs combine = before")
 
     def check(self) -> None:
         if self.overlap and self.combine != "before":
-            raise UserError("overlap needs models that are known before the gradient: pass combine='before' with it")
+            raise UserError(
+                "DPSGD: overlap needs models that are known before the gradient: pass combine='before' with it"
+            )
 
     def needs(self) -> Needs:
-        # A model in flight while the gradient is computed is that of the step before: there is one at every step.
+        # With overlap the model of every step is in flight during the gradient computation of the next one.
         return Needs(every_step=self.overlap, due_before_step=self.combine == "before")
 
     def init_state(self) -> None:
@@ -48,7 +49,7 @@ class DPSGD(Gossip):
         if self.combine == "after" or not self.context.clock.due:
             return
         # Nothing is in flight at the first step and after a checkpoint: x itself is the message.
-        if not self.mixing.under_way:
+        if not self.mixing.in_flight:
             self.mixing.begin(x)
         self.mixing.end(x, x)
 
@@ -56,4 +57,4 @@ class DPSGD(Gossip):
         if self.combine == "after":
             self.mixing.mix(x)
         elif self.overlap:
-            self.mixing.begin(x, copy=True)  # an evaluation may put other parameters into x meanwhile
+            self.mixing.begin(x, copy=True)  # an evaluation may write other parameters to x meanwhile

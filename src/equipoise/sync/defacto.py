@@ -19,22 +19,22 @@ from .mixing import Mixing, RoundLinks, require_static
 
 @dataclass
 class DeFacto(OnGraph):
-    """Factorised consensus: gradients gathered at a frozen model, one step, then rounds that multiply to the mean.
+    """Factorised consensus: gradients accumulated at a frozen model, one step, then rounds whose product is the mean.
 
         s_i <- mean of g_i(x_i) over the steps of a period
         x   <- W_R ... W_1 (x - a s),     W_R ... W_1 = 11^T / n,  every factor on the edges of the graph
 
     so that all workers hold the same model again: this is centralised SGD on the batches of all workers and steps of a
-    period. Every worker has to know the whole graph. Two factorisations:
+    period. Every worker has to know the complete graph. Two factorisations:
         spectral: (W - mu I) / (1 - mu) for each eigenvalue mu != 1 of W. On a ring, path, star or hypercube the number
             of rounds is the diameter; on an irregular graph up to n - 1.
-        tree: averages climb a spanning tree from the leaves to the centre of the graph, the mean comes down:
-            twice the radius of the graph.
-    A period of H steps is one phase: the model moves at its last step, where all rounds follow each other. (The paper
-    lets R steps of gathering and R steps of gossip alternate; here no gradient is thrown away. Its choice is H = R.)
-    Stores one vector (s); sends one to each neighbour per spectral round, one up and one down the tree.
-    Momentum is linear and equals centralised momentum; Adam's moments are each worker's own, so it is not central Adam.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+        tree: a reduction along a spanning tree from the leaves to the root, then a broadcast of the mean back: twice
+            the radius of the graph.
+    A period of H steps is one phase: the model is updated at its last step, followed by all rounds. (The paper
+    alternates R steps of accumulation and R steps of gossip; here no gradient is discarded. Its choice is H = R.)
+    Stores one vector (s); sends one to each neighbour per spectral round, or one up and one down each tree edge.
+    Momentum is linear and equals centralised momentum; Adam's moments stay local, so it is not centralised Adam.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
     """
 
@@ -58,7 +58,7 @@ class DeFacto(OnGraph):
     def init_state(self) -> None:
         graph = self.agreed_graph()
         spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)
-        if self._climbs(spectrum, sweeps):
+        if self._use_tree(spectrum, sweeps):
             self.mixing = Mixing(self.context, graph, links=lambda round: sweeps[round][self.context.rank])
             self.sequence = [(1.0, 0.0)] * len(sweeps)
         else:
@@ -88,54 +88,50 @@ class DeFacto(OnGraph):
             return 0, 0
         graph = self.topology.on(size)
         spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)
-        if self._climbs(spectrum, sweeps):
+        if self._use_tree(spectrum, sweeps):
             messages = sum(len(sweep[rank].targets) for sweep in sweeps)
         else:
             messages = len(spectrum) * len(graph.targets(0, rank))
         return messages, messages * model.elements * model.itemsize
 
-    def _climbs(self, spectrum: list[float], sweeps: list[list[RoundLinks]]) -> bool:
-        """Does the mean go through the tree?"""
+    def _use_tree(self, spectrum: list[float], sweeps: list[list[RoundLinks]]) -> bool:
         return self.factors == "tree" or (self.factors == "auto" and len(sweeps) < len(spectrum))
 
 
 def distinct_eigenvalues(topology: Topology) -> list[float]:
-    """The eigenvalues of W other than 1, each once, in Leja's order, which keeps the partial products small."""
-    require_static(topology, "DeFacto")
-    left: list[float] = []
+    """The distinct eigenvalues of W other than 1, in Leja order, which keeps the partial products small."""
+    require_static(topology, DeFacto.__name__)
+    remaining: list[float] = []
     for mu in np.linalg.eigvalsh(topology.matrix())[:-1]:
-        if not left or mu - left[-1] > 1e-9:
-            left.append(float(mu))
-    ordered = [left.pop(int(np.argmax(np.abs(left))))] if left else []
-    while left:
-        distance = [sum(np.log(abs(mu - chosen)) for chosen in ordered) for mu in left]
-        ordered.append(left.pop(int(np.argmax(distance))))
+        if not remaining or mu - remaining[-1] > 1e-9:
+            remaining.append(float(mu))
+    ordered = [remaining.pop(int(np.argmax(np.abs(remaining))))] if remaining else []
+    while remaining:
+        distance = [sum(np.log(abs(mu - chosen)) for chosen in ordered) for mu in remaining]
+        ordered.append(remaining.pop(int(np.argmax(distance))))
     return ordered
 
 
 def tree_sweeps(topology: Topology) -> list[list[RoundLinks]]:
-    """The wires of every worker in every round: up a breadth-first tree from its leaves, and down again."""
-    require_static(topology, "DeFacto")
+    """The links of every worker in every round: a reduction to the root of the tree, then a broadcast from it."""
+    require_static(topology, DeFacto.__name__)
     size = topology.size
-    peers = [[peer for peer, weight in topology.neighbours(0, rank) if weight > 0.0] for rank in range(size)]
-    order, parent, level = shallowest_tree(peers)
-    children: list[list[int]] = [[] for _ in range(size)]
-    below = [1] * size  # workers in the subtree of each, itself counted
-    for rank in reversed(order[1:]):
-        children[parent[rank]].append(rank)
-        below[parent[rank]] += below[rank]
+    tree = shallowest_tree(
+        [[peer for peer, weight in topology.neighbours(0, rank) if weight > 0.0] for rank in range(size)]
+    )
+    children, sizes = tree.children(), tree.subtree_sizes()
     idle = RoundLinks(1.0, [], [])
-    up, down = [], []
-    for depth in range(max(level), 0, -1):  # from workers at this depth to their parents, and back
-        climb, descend = [idle] * size, [idle] * size
+    reductions, broadcasts = [], []
+    for depth in range(max(tree.depth), 0, -1):  # between workers at this depth and their parents
+        reduction, broadcast = [idle] * size, [idle] * size
         for rank in range(size):
-            if level[rank] == depth:
-                climb[rank] = RoundLinks(1.0, [], [parent[rank]])
-                descend[rank] = RoundLinks(0.0, [(parent[rank], 1.0)], [])
-            elif level[rank] == depth - 1 and children[rank]:
-                shares = [(child, below[child] / below[rank]) for child in children[rank]]
-                climb[rank] = RoundLinks(1.0 / below[rank], shares, [])
-                descend[rank] = RoundLinks(1.0, [], children[rank])
-        up.append(climb)
-        down.append(descend)
-    return up + down[::-1]
+            if tree.depth[rank] == depth:
+                reduction[rank] = RoundLinks(1.0, [], [tree.parent[rank]])
+                broadcast[rank] = RoundLinks(0.0, [(tree.parent[rank], 1.0)], [])
+            elif tree.depth[rank] == depth - 1 and children[rank]:
+                shares = [(child, sizes[child] / sizes[rank]) for child in children[rank]]
+                reduction[rank] = RoundLinks(1.0 / sizes[rank], shares, [])
+                broadcast[rank] = RoundLinks(1.0, [], children[rank])
+        reductions.append(reduction)
+        broadcasts.append(broadcast)
+    return reductions + broadcasts[::-1]

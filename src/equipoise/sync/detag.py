@@ -15,7 +15,7 @@ from .gossip import STATIC, Gossip
 
 @dataclass
 class DeTAG(Gossip):
-    """Gradient tracking with accelerated gossip by phases: optimal in the number of rounds, up to a logarithm.
+    """Gradient tracking with accelerated gossip in phases: optimal in the number of rounds, up to a logarithm.
 
     A phase is R steps at a frozen model x. Each of them
         adds a gradient:   s_i <- s_i + g_i(x_i) / R
@@ -24,19 +24,19 @@ class DeTAG(Gossip):
         x_i <- x~_i - a y~_i        the optimizer's step from x~ with y~ as its gradient
         y_i <- y~_i + s_i - s_i(before),   s_i(before) <- s_i,   s_i <- 0,   x~_i <- x_i,   y~_i <- y_i
 
-    The mean of y is the mean of the last phase's gradients, so it reaches the optimum of the mean however much data
-    differ. y is one phase old: keep the step below 1 / L. The first phase only gathers gradients.
-    Stores six vectors ([x~ | y~] and its value before, s, s before) and sends one message of 2 d to each neighbour per
-    step. With `overlap` it travels while the gradient is computed. The update goes through the user's optimizer, and
-    momentum makes it DeTAGM. Near the optimum all workers give it the same y, so momentum, Adam and weight decay do
-    what they do on one worker.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+    The mean of y is the mean of the last phase's gradients, so it reaches the optimum of the mean on non-IID data. y is
+    one phase stale: keep the step below 1 / L. The first phase only accumulates gradients.
+    Stores six vectors ([x~ | y~] and its previous value, s and its previous value) and sends one message of 2 d to each
+    neighbour per step. With `overlap` communication overlaps with the gradient computation. The update goes through
+    the user's optimizer; with momentum it is DeTAGM. Near the optimum all workers have the same y, so momentum, Adam
+    and weight decay act as on one worker.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
         name="detag",
-        help="gradient tracking with accelerated gossip by phases; exact, for sparse graphs",
+        help="gradient tracking with accelerated gossip in phases; exact, for sparse graphs",
         cites=("lu2021optimal", "lu2023decentralized", "liu2011accelerated"),
     )
 
@@ -48,15 +48,15 @@ class DeTAG(Gossip):
 
     topology: Topology = option(Ring(), help=STATIC)
     rounds: int | None = option(None, help="R, steps in a phase; by default 1/2 ln(n) / sqrt(1 - lambda)", least=1)
-    gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
-    overlap: bool = option(False, help="let messages travel while the gradient is computed")
+    gossip: str = option("accelerated", help="constant eta, Chebyshev weights, or none (eta = 0)", choices=KINDS)
+    overlap: bool = option(False, help="overlap communication with the gradient computation")
 
     def needs(self) -> Needs:
         return Needs(every_step=True, static_graph=True)
 
     def init_state(self) -> None:
         graph = self.agreed_graph()
-        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, "DeTAG")
+        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)
         self.start_gossip(graph, weighted=False)
         x = self.flat.x
         self.elements = x.numel()
@@ -73,14 +73,14 @@ class DeTAG(Gossip):
         if self.first is None:
             self.first = clock.step
             self._begin_phase(x)
-        since = clock.step - self.first
-        self._round(since % self.plan.rounds)
+        steps = clock.step - self.first
+        self._round(steps % self.plan.rounds)
         self.gathered.add_(g, alpha=1.0 / self.plan.rounds)
         if self._last:
             x.copy_(self.gossiped[: self.elements])
             g.copy_(self.gossiped[self.elements :])
-        # Before the first phase has ended nothing is tracked, and nothing moves.
-        return StepPlan(optimize=self._last and since >= self.plan.rounds)
+        # During the first phase there is no tracker yet, so the model is not updated.
+        return StepPlan(optimize=self._last and steps >= self.plan.rounds)
 
     def after_step(self, x: torch.Tensor) -> None:
         if self._last:
@@ -97,7 +97,7 @@ class DeTAG(Gossip):
     def _round(self, number: int) -> None:
         """z_{r+1} = (1 + eta) W z_r - eta z_{r-1}, written over z_{r-1}."""
         eta = self.plan.etas[number]
-        if not self.mixing.under_way:  # without overlap, at the first step, and after a checkpoint
+        if not self.mixing.in_flight:  # without overlap, at the first step, and after a checkpoint
             self.mixing.begin(self.gossiped)
         self.mixing.end(self.gossiped, self.gossiped_before, scale=1.0 + eta, keep=-eta)
         self.gossiped, self.gossiped_before = self.gossiped_before, self.gossiped
@@ -110,7 +110,7 @@ class DeTAG(Gossip):
 
     @property
     def tracker_gap(self) -> float:
-        """||mean(y) - mean(gradients of the last phase)||: rounding, and nothing else."""
+        """||mean(y) - mean(gradients of the last phase)||: rounding error only."""
         return float(self.context.comm.mean(self.gossiped[self.elements :] - self.gathered_before).norm())
 
     @property

@@ -7,28 +7,28 @@ import torch
 
 from ..comm.fused_reduction import chunks
 from ..comm.ledger import mean_cost
-from ..comm.piggyback import Piggyback
 from ..core.errors import UserError
 from ..core.method import Metadata, option
 from ..core.vector import ModelSize
-from .averaging import STATES, WEIGHTS, Averaging, averaging_cost
-from .base import StepPlan, Sync
-from .overlapped_mean import Overlap
+from .averaging import STATES, STATES_HELP, WEIGHTS, WEIGHTS_HELP, AveragesParameters
+from .base import StepPlan
+from .initial_model import copy_once
+from .overlapped_mean import OverlappedMean
 
 
 @dataclass
-class DiLoCo(Sync):
-    """Local training with an outer optimizer: what a round did is the gradient of a Nesterov step.
+class DiLoCo(AveragesParameters):
+    """Local training with an outer optimizer: the progress of a round is the gradient of a Nesterov step.
 
         d = z - mean of all x,   u <- mu u + d,   z <- z - lr (d + mu u),   x <- z
 
-    z is the model with which all began the round. Local steps are usually AdamW's, hundreds a round. lr = 1 and
-    momentum = 0 is the periodic average, to the bit. Stores two vectors, sends what the periodic average sends.
+    z is the model with which all workers began the round. Local steps usually use AdamW, hundreds per round. lr = 1
+    and momentum = 0 is the periodic average, to the bit. Stores two vectors, sends what the periodic average sends.
 
-    Streaming: with P `fragments` every round sends one P-th of the model, in turn, so that no round is large; let
-    the period be H / P. With a `delay` of t steps workers train on while it travels, and mix what arrives with what
-    they did meanwhile, x <- alpha x + (1 - alpha) z. t must be shorter than the period; what is under way when the
-    run ends is nobody's.
+    Streaming: with P `fragments` every round sends one P-th of the model, in turn, which bounds the size of a round;
+    let the period be H / P. With a `delay` of t steps communication overlaps with t local steps, and the result is
+    mixed with their progress, x <- alpha x + (1 - alpha) z. t must be shorter than the period. A message in flight
+    when the run ends is dropped.
     Reference: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv
     2311.08105); Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
     """
@@ -37,81 +37,69 @@ class DiLoCo(Sync):
         name="diloco", help="Local SGD with an outer Nesterov step; fragments, overlap", cites=("douillard2023diloco",)
     )
 
-    STATE: ClassVar[tuple[str, ...]] = ("anchor", "momenta", "since", "turn", "left", "message")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "anchor",
+        "momenta",
+        "samples_at_last_round",
+        "rounds_begun",
+        "steps_left",
+        "message",
+    )
 
     lr: float = option(0.7, help="outer learning rate", above=0)
     momentum: float = option(0.9, help="outer momentum", least=0, below=1)
-    nesterov: bool = option(True, help="Nesterov's momentum")
-    fragments: int = option(1, help="parts of the model, one a round", least=1)
-    delay: int = option(0, help="steps that workers train on while a message travels", least=0)
-    alpha: float = option(
-        0.0, help="part of its own fragment that a worker keeps when a delayed one arrives", least=0, below=1
-    )
-    weights: str = option(
-        "size", help="by share of the examples, all alike, or by samples since the last round", choices=WEIGHTS
-    )
-    state: str = option(
-        "local", help="of the optimizer, at a round: left alone, averaged, or begun afresh", choices=STATES
-    )
+    nesterov: bool = option(True, help="Nesterov momentum")
+    fragments: int = option(1, help="parts of the model, one per round", least=1)
+    delay: int = option(0, help="local steps that a message in flight overlaps with", least=0)
+    alpha: float = option(0.0, help="weight of the local fragment when a delayed one arrives", least=0, below=1)
+    weights: str = option("size", help=WEIGHTS_HELP, choices=WEIGHTS)
+    state: str = option("local", help=STATES_HELP, choices=STATES)
 
     def check(self) -> None:
         if self.alpha and not self.delay:
             raise UserError(
-                "alpha mixes in what a worker did during the delay, and there is none: pass delay=1 or more"
+                "DiLoCo: alpha mixes in the local steps during the delay, and there is none: pass delay=1 or more"
             )
         if self.state != "local" and (self.fragments > 1 or self.delay):
-            raise UserError(f"state={self.state!r} needs rounds of the whole model: leave fragments and delay out")
+            raise UserError(
+                f"DiLoCo: state={self.state!r} needs rounds of the complete model: omit fragments and delay"
+            )
 
     def init_state(self) -> None:
-        self.averaging = Averaging(self.context, self.weights, self.state)
-        self.overlap = Overlap(self.context)
+        self.start_averaging(self.weights, self.state)
+        self.overlapped = OverlappedMean(self.context)
         self.anchor: torch.Tensor | None = None  # z
         self.momenta = torch.zeros_like(self.flat.x)
-        self.turn = 0  # rounds begun: whose fragment is next
-        self.left = 0  # steps until the message in flight arrives
-        self.arrives = False  # does it in this step?
-
-    @property
-    def since(self) -> int:
-        return self.averaging.since
-
-    @since.setter
-    def since(self, value: int) -> None:
-        self.averaging.since = value
+        self.rounds_begun = 0  # decides which fragment is next
+        self.steps_left = 0  # until the message in flight arrives
+        self.arrives = False  # does it arrive in this step?
 
     @property
     def message(self) -> Any:
-        return self.overlap.state()
+        return self.overlapped.state()
 
     @message.setter
     def message(self, state: Any) -> None:
-        self.overlap.load(state)
+        self.overlapped.load(state)
 
     def averages(self) -> str:
         return "" if self.fragments > 1 or self.delay else "parameters"
 
-    def carry(self, piggyback: Piggyback | None) -> None:
-        self.averaging.piggyback = piggyback
-
-    def mean_shares(self) -> list[float]:
-        return self.averaging.mean_shares()
-
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
-        if self.anchor is None:
-            self.anchor = x.clone()
+        self.anchor = copy_once(self.anchor, x)
         self.arrives = False
-        if self.overlap.under_way:
-            self.left -= 1
-            if self.left <= self.delay // 2:
-                self.overlap.turn()
-            self.arrives = self.left == 0
+        if self.overlapped.in_flight:
+            self.steps_left -= 1
+            if self.steps_left <= self.delay // 2:
+                self.overlapped.start_all_gather()
+            self.arrives = self.steps_left == 0
         return StepPlan(message_arrives=self.arrives)
 
     def after_step(self, x: torch.Tensor) -> None:
         clock = self.context.clock
         if self.arrives:
-            part = self._fragment(self.turn - 1)
-            mean, weights = self.overlap.end()
+            part = self._fragment(self.rounds_begun - 1)
+            mean, weights = self.overlapped.end()
             clock.rounds += 1
             self.averaging.divide(mean, weights)
             own = x[part].clone()
@@ -120,35 +108,33 @@ class DiLoCo(Sync):
             x[part].lerp_(own, self.alpha)
         if not clock.due:
             return
-        part = self._fragment(self.turn)
+        part = self._fragment(self.rounds_begun)
         if self.delay == 0:
             self.averaging.average(x[part])
             self._outer(x, part)
-        elif self.overlap.under_way:
-            raise UserError(
-                f"a delay of {self.delay} steps is not shorter than the period: lower it, or talk less often"
-            )
+        elif self.overlapped.in_flight:
+            raise UserError(f"DiLoCo: delay={self.delay} is not shorter than the period: lower it, or raise the period")
         else:
-            self.overlap.begin(x[part], self.averaging.weight())
-            self.left = self.delay
-        self.turn += 1
+            self.overlapped.begin(x[part], self.averaging.weight())
+            self.steps_left = self.delay
+        self.rounds_begun += 1
 
     def _outer(self, x: torch.Tensor, part: slice) -> None:
-        """The outer step on a fragment of `x`, where the mean of the workers is."""
+        """The outer step on a fragment of `x`, which holds the mean of the workers."""
         assert self.anchor is not None
         x, anchor, momenta = x[part], self.anchor[part], self.momenta[part]
         moved = anchor.sub_(x)
-        # z - lr (d + mu u), written as the mean plus what is left of d: exact where lr = 1 and there is no momentum.
-        once, again = (1 + self.momentum, self.momentum**2) if self.nesterov else (1.0, self.momentum)
-        x.add_(moved, alpha=1 - self.lr * once).sub_(momenta, alpha=self.lr * again)
+        # z - lr (d + mu u), written as the mean plus a multiple of d: exact for lr = 1 without momentum.
+        on_moved, on_momenta = (1 + self.momentum, self.momentum**2) if self.nesterov else (1.0, self.momentum)
+        x.add_(moved, alpha=1 - self.lr * on_moved).sub_(momenta, alpha=self.lr * on_momenta)
         momenta.mul_(self.momentum).add_(moved)
         anchor.copy_(x)
 
-    def _fragment(self, turn: int) -> slice:
-        return slice(*chunks(len(self.flat), self.fragments)[turn % self.fragments])
+    def _fragment(self, number: int) -> slice:
+        return slice(*chunks(len(self.flat), self.fragments)[number % self.fragments])
 
     def finish(self) -> None:
-        self.overlap.drop()
+        self.overlapped.drop()
 
     def centre(self) -> torch.Tensor | None:
         return self.anchor
@@ -160,6 +146,4 @@ class DiLoCo(Sync):
         if self.delay:  # counted when it arrives
             messages, bytes = mean_cost(stop - start, model.itemsize, rank, size)
             return messages, bytes + (8 + model.itemsize) * (size - 1)
-        return averaging_cost(
-            self.averaging if self.is_bound else None, self.weights, stop - start, model.itemsize, rank, size
-        )
+        return self.average_cost(self.weights, stop - start, model.itemsize, rank, size)

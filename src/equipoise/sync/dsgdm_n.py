@@ -7,6 +7,7 @@ import torch
 
 from ..core.method import Metadata, option
 from .gossip import Gossip
+from .momentum import nesterov
 
 
 @dataclass
@@ -16,18 +17,17 @@ class DSGDmN(Gossip):
         m_i <- beta m_i + g_i
         x_i <- sum_j W_ij (x_j - a (g_j + beta m_j))
 
-    Stores the momentum, sends one vector to each neighbour per round. Momenta of workers whose data differ never
-    agree: with a constant step it stops exactly where D-PSGD with the step a / (1 - beta) does, at a distance
-    from the optimum proportional to it. QG-DSGDm does not pay for its momentum in that way.
-    The momentum is in the method: use plain SGD. An optimizer with a momentum of its own adds it on top, and two delays
-    in a row ask for a far smaller step; Adam takes g + beta m for the gradient. A worker without examples keeps its
-    momentum and only mixes.
+    Stores the momentum, sends one vector to each neighbour per round. On non-IID data the momenta of workers never
+    agree: with a constant step it stops exactly where D-PSGD with the step a / (1 - beta) does, at a distance from the
+    optimum proportional to that step. QG-DSGDm does not have this larger bias.
+    The momentum is part of the method: use plain SGD. The momentum of an optimizer adds to it and requires a much
+    smaller step; Adam receives g + beta m as the gradient. A worker without examples keeps its momentum and only mixes.
     Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: the baseline of Lin et al., Quasi-Global Momentum, ICML 2021.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="dsgdm-n", help="gossip with each worker's own Nesterov momentum", cites=("lin2021quasi",)
+        name="dsgdm-n", help="gossip with local Nesterov momentum", cites=("lin2021quasi",)
     )
 
     uses_gradient: ClassVar[bool] = True
@@ -42,8 +42,7 @@ class DSGDmN(Gossip):
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
         if self.context.clock.batch:
-            self.momentum.mul_(self.beta).add_(g)
-            g.add_(self.momentum, alpha=self.beta)
+            nesterov(self.momentum, g, self.beta)
 
     def after_step(self, x: torch.Tensor) -> None:
         self.mixing.mix(x)

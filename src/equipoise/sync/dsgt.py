@@ -8,21 +8,22 @@ import torch
 from ..core.method import Metadata
 from .base import Needs
 from .gossip import Gossip
+from .joint_vector import JointVector
 
 
 @dataclass
 class DSGT(Gossip):
-    """Gradient tracking: every worker follows the mean gradient of all and gives that to its optimizer.
+    """Gradient tracking: every worker tracks the mean gradient of all workers and gives it to its optimizer.
 
         y_i <- g_i                                         at the first step
         y_i <- sum_j W_ij y_j + g_i(x_i) - g_i(before)     later
         x_i <- sum_j W_ij (x_j - a y_j)
 
-    The mean of y is the mean of g at all times, so a constant step reaches the optimum of the mean however much the
-    workers' data differ, on any graph that mixes. Stores two vectors (y and the gradient before); model and tracker lie
-    side by side in memory and go to each neighbour as one message of 2 d per step. Any optimizer may take the step
-    with y as its gradient: all workers come to the same y, so momentum and Adam do what they do on one worker.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+    The mean of y is the mean of g at all times, so a constant step reaches the optimum of the mean on non-IID data, on
+    any graph that mixes. Stores two vectors (y and the previous gradient); model and tracker lie side by side in memory
+    and go to each neighbour as one message of 2 d per step. Any optimizer may take the step with y as its gradient:
+    all workers converge to the same y, so momentum and Adam act as on one worker.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Zhang and You, Decentralized Stochastic Gradient Tracking for Non-convex Empirical Risk Minimization,
     2019.
     """
@@ -44,14 +45,13 @@ class DSGT(Gossip):
 
     def init_state(self) -> None:
         self.start_gossip(self.agreed_graph(), weighted=False)
-        self.elements = len(self.flat)
-        self.both = self.flat.widen(self.elements)  # [x | y]
+        self.joint = JointVector(self.flat, len(self.flat))  # [x | y]
         self.gradient_before = torch.zeros_like(self.tracker)
         self.started = False
 
     @property
     def tracker(self) -> torch.Tensor:
-        return self.both[self.elements :]
+        return self.joint.tail
 
     @tracker.setter
     def tracker(self, value: torch.Tensor) -> None:
@@ -63,16 +63,15 @@ class DSGT(Gossip):
         if self.started:
             self.tracker.add_(g).sub_(self.gradient_before)
         else:
-            # y = g and the gradient before = g together; y = g beside a zero would carry this g for ever.
+            # The previous gradient must be set together with y: were it zero, y would contain this g for ever.
             self.tracker, self.started = g, True
         self.gradient_before.copy_(g)
         g.copy_(self.tracker)
 
     def after_step(self, x: torch.Tensor) -> None:
-        assert x.data_ptr() == self.both.data_ptr(), "the model has left its place before the tracker"
-        self.mixing.mix(self.both)
+        self.joint.mix(self.mixing, x)
 
     @property
     def tracker_gap(self) -> float:
-        """||mean(y) - mean(g)||: rounding, and nothing else."""
+        """||mean(y) - mean(g)||: rounding error only."""
         return float(self.context.comm.mean(self.tracker - self.gradient_before).norm())

@@ -12,7 +12,7 @@ from .base import Needs
 from .exact_diffusion import convergent_graph, mix_corrected
 from .gossip import STATIC, Gossip
 
-_LEAST = -1.0 / 3.0 + 1e-9  # at -1/3, an even ring that is not lazy, disagreement fades only where the loss is convex
+_LEAST = -1.0 / 3.0 + 1e-9  # at -1/3 (an even ring that is not lazy) disagreement vanishes only if the loss is convex
 
 
 @dataclass
@@ -22,21 +22,21 @@ class EDM(Gossip):
         m_i   <- beta m_i + (1 - beta) g_i(x_i)
         psi_i <- x_i - a m_i                       the optimizer's step
         x_i   <- sum_j W_ij (psi_j + c_j)
-        c_i   <- x_i - psi_i                       what mixing did to the model, taken back in the next round
+        c_i   <- x_i - psi_i                       the displacement by mixing, subtracted in the next round
 
-    A constant step reaches the optimum of the mean however much the workers' data differ. Stores two vectors (m and c),
-    sends one to each neighbour per step. c holds differences of models, so the step size may change. Diverges if W
-    has an eigenvalue below -1/3: the default ring is lazy, another graph is made so, or refused.
-    The momentum is in the method: use plain SGD. An optimizer with a momentum of its own adds it on top: still exact,
-    but two delays in a row ask for a far smaller step. Adam scales each worker's m on its own, and what then agrees is
-    the mean of the scaled ones. A worker without examples counts as one whose gradient is zero.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+    A constant step reaches the optimum of the mean on non-IID data. Stores two vectors (m and c), sends one to each
+    neighbour per step. c holds differences of models, so the step size may change. Diverges if W has an eigenvalue
+    below -1/3: the default ring is lazy, another graph is made lazy, or refused.
+    The momentum is part of the method: use plain SGD. The momentum of an optimizer adds to it: still exact, but it
+    requires a much smaller step. Adam scales each worker's m separately, and converges where the mean of the scaled
+    momenta vanishes. A worker without examples counts as one whose gradient is zero.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Hu et al., A Bias-Correction Decentralized Stochastic Gradient Algorithm with Momentum Acceleration,
     2025 (arXiv 2501.19082).
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="edm", help="D2 with momentum; exact on unequal data", cites=("hu2025bias",)
+        name="edm", help="D2 with momentum; exact on non-IID data", cites=("hu2025bias",)
     )
 
     uses_gradient: ClassVar[bool] = True

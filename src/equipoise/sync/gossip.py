@@ -1,4 +1,4 @@
-"""What decentralised methods share: a graph that all workers agree on, rounds of gossip, their cost and spectral gap."""
+"""What decentralised methods share: a graph that is the same on all workers, rounds of gossip, cost, spectral gap."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class OnGraph(Sync):
             require_static(bound, type(self).__name__)
 
     def agreed_graph(self) -> Topology:
-        """The topology over these workers, if it suits this method and all workers mean the same one."""
+        """The topology bound to the world size, if it suits this method and is the same on all workers."""
         graph = agree(self.context, self.topology, type(self).__name__, push_sum=self.needs().push_sum)
         if self.needs().static_graph:
             require_static(graph, type(self).__name__)
         return graph
 
     def weigh(self, g: torch.Tensor | None = None) -> None:
-        """g <- N pi_i g where shares of the examples differ; the gradient in the model if `g` is None."""
+        """g <- N pi_i g where shares of the examples differ; without `g`, the gradients in the parameters."""
         weigh_gradient(self.context, self.weights, g)
 
 
@@ -60,7 +60,7 @@ class Gossip(OnGraph):
     def start_gossip(
         self, graph: Topology, *, weighted: bool, links: Callable[[int], RoundLinks] | None = None
     ) -> None:
-        """Make `self.mixing`. `weighted` conserves the mean weighted by shares; without it a method weighs gradients instead."""
+        """Make `self.mixing`. `weighted` conserves the mean weighted by shares; else the method weighs gradients."""
         weights = self.weights if weighted else "uniform"
         self.mixing = Mixing(self.context, graph, WIRES[self.wire], links=links, weights=weights)
 
@@ -72,7 +72,7 @@ class Gossip(OnGraph):
         return self.mixing.shares
 
     def finish(self) -> None:
-        """Wait for a round in flight and drop it: the run has no step left to use it."""
+        """Wait for a round in flight and discard it: no step is left to use it."""
         self.mixing.drop()
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:

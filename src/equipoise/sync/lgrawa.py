@@ -6,20 +6,20 @@ from typing import ClassVar
 import torch
 
 from ..core.method import Metadata
-from .pull import GradientWeighted
+from .gradient_weighted import GradientWeighted
 
 
 @dataclass
 class LGRAWA(GradientWeighted):
-    """As MGRAWA, with weights for every layer: each layer's centre leans to the worker that is flattest in it.
+    """MGRAWA with one weight per layer: the centre of each layer favours the workers that are flattest in it.
 
         b_ml = (1 / n_ml) / sum_j (1 / n_jl);   c_l = sum_m b_ml x_ml;   x_m <- (1 - pull) x_m + pull c
 
     A layer is one parameter tensor (weight, bias and the scales of BatchNorm each count), n_ml the norm of worker m's
     gradient there. With one layer, or where workers' norms stand in the same ratio in all layers, it is MGRAWA. One
-    collective of the model and one number per layer a round; everything else is as there. The centre of one layer comes
-    from other workers than that of the next: with a strong pull it is a model that nobody has trained, so evaluate it
-    with BatchNorm statistics recomputed (`--buffers recompute`).
+    all-reduce of the model and one number per layer per round; everything else is as in MGRAWA. Each layer of the
+    centre is weighted differently: with a strong pull it is a model that no worker has trained, so evaluate it with
+    recomputed BatchNorm statistics (`--buffers recompute`).
     Reference: Dimlioglu and Choromanska, GRAWA, AISTATS 2024. There period 32, pull 0.5, prox 0.01.
     """
 
@@ -29,5 +29,5 @@ class LGRAWA(GradientWeighted):
         cites=("dimlioglu2024grawa",),
     )
 
-    def levels(self, norms: torch.Tensor) -> torch.Tensor:
+    def pool_norms(self, norms: torch.Tensor) -> torch.Tensor:
         return norms

@@ -12,42 +12,49 @@ from ..core.errors import UserError
 from ..core.method import Metadata, option
 from ..core.vector import ModelSize
 from .base import Sync
-from .pull import approach
+from .initial_model import copy_once
+from .proximal import proximal_step
 
 
 @dataclass
 class LSGD(Sync):
-    """Leader SGD: at each round all workers are pulled to the one whose training loss is least.
+    """Leader SGD: at each round all workers are pulled to the one with the lowest training loss.
 
         x_m <- (1 - pull) x_m + pull x_l,   l = argmin over workers of the mean loss of their last `window` batches
 
-    The leader does not move, so unlike an average the centre always is a model that somebody trained. One number from
-    everybody and one model from the leader per round. Between rounds `prox` adds its part of  prox (x_l - x)  to each
-    step, taken at the same x as the gradient, over as many steps as this worker took in the round before.
+    The leader does not move, so unlike an average the centre is always a model that some worker has trained. A round is
+    an all-gather of one number and a broadcast of the leader's model. Between rounds `prox` adds  prox (x_l - x) / H
+    to each step, taken at the same x as the gradient, where H is the number of steps of this worker in the last round.
     With `groups` (such as the machines of a cluster) workers have two leaders: every `global_every`-th round is a
     global one with `pull` and `prox`; in the others each group follows its own best worker with `local_pull` and
-    `local_prox`, and nothing leaves the group. Stores the last leaders' models. A worker that has seen no finite loss
-    never leads.
-    Any optimizer takes the local steps and keeps its state.
+    `local_prox`, and no message leaves the group. Stores the models of the last leaders. A worker that has seen no
+    finite loss never leads. Any optimizer takes the local steps; its state stays local.
     Reference: Teng et al., Leader Stochastic Gradient Descent for Distributed Training of Deep Learning Models,
     NeurIPS 2019.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="lsgd", help="pull to the worker with the least training loss", cites=("teng2019leader",)
+        name="lsgd", help="pull to the worker with the lowest training loss", cites=("teng2019leader",)
     )
 
-    STATE: ClassVar[tuple[str, ...]] = ("middle", "near", "losses", "leader", "pace", "since")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "leader_model",
+        "group_leader_model",
+        "losses",
+        "leader",
+        "last_round_steps",
+        "round_steps",
+    )
     HEALTH: ClassVar[tuple[str, ...]] = ("leader",)
 
     pull: float = option(
-        0.1, help="how far a global round draws a worker to the leader: 0 not at all, 1 all the way", least=0, most=1
+        0.1, help="how far a global round pulls a worker to the leader: 0 not at all, 1 completely", least=0, most=1
     )
     prox: float = option(
         0.0, help="pull to the last global leader between rounds, spread over the steps of a round", least=0, most=1
     )
-    window: int = option(8, help="batches in the mean loss that leaders are chosen by", least=1)
-    groups: int = option(1, help="groups of neighbouring workers with leaders of their own", least=1)
+    window: int = option(8, help="number of batches in the mean loss that decides who leads", least=1)
+    groups: int = option(1, help="number of groups of consecutive ranks, each with its own leader", least=1)
     global_every: int = option(4, help="with groups: one round in so many is global", least=1)
     local_pull: float = option(0.1, help="as pull, to the leader of the group", least=0, most=1)
     local_prox: float = option(0.0, help="as prox, to the leader of the group", least=0, most=1)
@@ -55,41 +62,41 @@ class LSGD(Sync):
     def init_state(self) -> None:
         if self.groups > self.context.size:
             raise UserError(
-                f"{self.groups} groups for {self.context.size} workers: use at most as many groups as workers"
+                f"LSGD: {self.groups} groups for {self.context.size} workers: use at most as many groups as workers"
             )
-        self.middle: torch.Tensor | None = None
-        self.near: torch.Tensor | None = None
+        self.leader_model: torch.Tensor | None = None
+        self.group_leader_model: torch.Tensor | None = None
         self.losses: list[float] = []
-        self.leader = 0  # until there is one
-        self.pace = self.since = 0  # this worker's steps in the last round and in this one
+        self.leader = 0  # rank 0 until the first round has chosen one
+        self.round_steps = 0  # steps of this worker since the last round
+        self.last_round_steps = 0  # and in the round before it
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
-        if self.middle is None:
-            self.middle = x.clone()  # not in `init_state`: a model may be loaded between that and the first step
-            self.near = x.clone() if self.groups > 1 else None
-        self.since += 1
+        self.leader_model = copy_once(self.leader_model, x)
+        self.round_steps += 1
         if not math.isnan(self.context.clock.loss):
             self.losses = [*self.losses, self.context.clock.loss][-self.window :]
-        if self.near is not None:
-            approach(x, self.near, self.local_prox, self.pace)
-        approach(x, self.middle, self.prox, self.pace)
+        if self.groups > 1:
+            self.group_leader_model = copy_once(self.group_leader_model, x)
+            proximal_step(x, self.group_leader_model, self.local_prox, self.last_round_steps)
+        proximal_step(x, self.leader_model, self.prox, self.last_round_steps)
 
     def after_step(self, x: torch.Tensor) -> None:
         clock, comm = self.context.clock, self.context.comm
         usable = self.losses and math.isfinite(sum(self.losses)) and bool(x.sum().isfinite())
         loss = torch.tensor([sum(self.losses) / len(self.losses) if usable else math.inf], dtype=torch.float64)
-        local = self._local(clock.rounds)
-        losses = self._near_losses(loss) if local else dict(enumerate(comm.gather(loss).flatten().tolist()))
+        local = self._is_local(clock.rounds)
+        losses = self._group_losses(loss) if local else dict(enumerate(comm.gather(loss).flatten().tolist()))
         clock.rounds += 1
-        self.pace, self.since = self.since, 0
+        self.last_round_steps, self.round_steps = self.round_steps, 0
         self.leader = min(losses, key=lambda rank: (losses[rank], rank))
         if losses[self.leader] == math.inf:
             if clock.batch and math.isnan(self.context.clock.loss):
                 raise UserError(
-                    "LSGD follows the least training loss: set `together.loss = loss.item()` before optimizer.step()"
+                    "LSGD follows the lowest training loss: set `together.loss = loss.item()` before optimizer.step()"
                 )
-            return  # nobody to follow
-        target = self.near if local else self.middle
+            return  # no worker can lead
+        target = self.group_leader_model if local else self.leader_model
         assert target is not None
         if self.leader == comm.rank:
             target.copy_(x)
@@ -101,28 +108,28 @@ class LSGD(Sync):
             comm.broadcast(target, self.leader)
         x.lerp_(target, self.local_pull if local else self.pull)
 
-    def _near_losses(self, loss: torch.Tensor) -> dict[int, float]:
-        """The losses of this worker's group, by rank; nobody outside of it is asked."""
+    def _group_losses(self, loss: torch.Tensor) -> dict[int, float]:
+        """The losses of this worker's group, by rank; no message leaves the group."""
         peers = [rank for rank in self._group(self.context.rank, self.context.size) if rank != self.context.rank]
-        heard = {rank: torch.empty_like(loss) for rank in peers}
-        self.context.comm.exchange(dict.fromkeys(peers, loss), heard).wait()
-        return {rank: value.item() for rank, value in {**heard, self.context.rank: loss}.items()}
+        received = {rank: torch.empty_like(loss) for rank in peers}
+        self.context.comm.exchange(dict.fromkeys(peers, loss), received).wait()
+        return {rank: value.item() for rank, value in {**received, self.context.rank: loss}.items()}
 
-    def _local(self, round: int) -> bool:
+    def _is_local(self, round: int) -> bool:
         return self.groups > 1 and (round + 1) % self.global_every != 0
 
     def _group(self, rank: int, size: int) -> list[int]:
         return next(group.tolist() for group in np.array_split(np.arange(size), self.groups) if rank in group)
 
     def centre(self) -> torch.Tensor | None:
-        return self.middle
+        return self.leader_model
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        """Whoever leads sends its model: before the first round that is taken to be the first worker."""
+        """The leader sends its model; before the first round rank 0 counts as the leader."""
         if not due:
             return 0, 0
         leader = self.leader if self.is_bound else 0
-        if self._local(round):
+        if self._is_local(round):
             group = self._group(rank, size)
             peers, leads = len(group) - 1, rank == (leader if leader in group else group[0])
             return peers * (1 + leads), peers * (8 + leads * model.elements * model.itemsize)

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..core.errors import UserError
@@ -18,24 +19,24 @@ from .gossip import Gossip
 from .mixing import WIRES, RoundLinks, require_static, weighted
 from .shares import shares_of
 
-_PATIENCE = 100  # steps of the ascent without a gain
+_PATIENCE = 100  # steps of the ascent without an improvement
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass
 class MATCHA(Gossip):
-    """D-PSGD over a random part of the links in each round: the graph is split into matchings, each drawn or not.
+    """D-PSGD over a random subset of the links in each round: the graph is split into matchings, each drawn or not.
 
         x_i <- sum_j W_ij (x_j - a g_j(x_j)),   W = I - alpha sum_m b_m L_m,   b_m = 1 with probability p_m, else 0
 
-    L_m is the Laplacian of matching m of M: disjoint links, which can be used all at once. p maximises
-    lambda_2(sum_m p_m L_m) with sum_m p_m = budget M, so links that hold the graph together are drawn more often.
-    alpha minimises rho = ||E[W^T W] - 11^T/n||, the part of the squared disagreement that a round leaves on average.
+    L_m is the Laplacian of matching m of M: disjoint links, which can be used in parallel. p maximises
+    lambda_2(sum_m p_m L_m) with sum_m p_m = budget M, so links critical for connectivity are drawn more often.
+    alpha minimises rho = ||E[W^T W] - 11^T/n||, the expected contraction of the squared disagreement in a round.
     The draws follow from (seed, round) and are the same on all workers. The topology gives the graph, not its weights.
-    Stores nothing but what arrives; sends one vector along each drawn link, where matchings are alike the budget's
-    part of what D-PSGD sends. Like D-PSGD it stops at a distance from the optimum proportional to the step, and keeps
-    wandering there with the draws. Any optimizer may take the local step; its state stays local.
+    Stores only the messages it receives; sends one vector along each drawn link, for matchings of equal size `budget`
+    times what D-PSGD sends. Like D-PSGD it stops at a distance from the optimum proportional to the step, and
+    fluctuates there with the draws. Any optimizer may take the local step; its state stays local.
     Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: Wang et al., MATCHA: Speeding Up Decentralized SGD via Matching Decomposition Sampling, 2019
     (arXiv 1905.09435).
@@ -53,21 +54,19 @@ class MATCHA(Gossip):
 
     def check(self) -> None:
         if self.topology.lazy or self.topology.slack != 1.0:
-            raise UserError(
-                "MATCHA makes its own weights: leave lazy and slack out of the topology, or lower the budget"
-            )
+            raise UserError("MATCHA computes its own weights: omit lazy and slack of the topology, or lower the budget")
 
     def needs(self) -> Needs:
         return Needs(static_graph=True)
 
     def init_state(self) -> None:
         graph = self.agreed_graph()
-        offers = self.context.comm.gather_objects(
+        plans = self.context.comm.gather_objects(
             (self.budget, self.seed, self.planned(self.context.size, shares_of(self.context, self.weights)))
         )
-        if any(offer[:2] != offers[0][:2] for offer in offers):
+        if any(plan[:2] != plans[0][:2] for plan in plans):
             raise UserError("MATCHA: workers would draw different links: give all of them the same budget and seed")
-        self.plan: MatchingPlan = offers[0][2]  # unlike machines find unlike eigenvectors: one plan serves all
+        self.plan: MatchingPlan = plans[0][2]  # of rank 0: hardware differs in the eigenvectors it computes
         self.start_gossip(graph, weighted=True, links=self.links_of)
 
     def planned(self, size: int, shares: list[float] | None = None) -> MatchingPlan:
@@ -87,8 +86,8 @@ class MATCHA(Gossip):
 
     @property
     def spectral_gap(self) -> float:
-        """1 - sqrt(rho): what 1 - lambda is for a graph that stays."""
-        return 1.0 - self.plan.rho**0.5
+        """1 - sqrt(rho), the counterpart of 1 - lambda on a static graph."""
+        return 1.0 - float(self.plan.rho**0.5)
 
     @property
     def matchings_per_round(self) -> float:
@@ -109,11 +108,11 @@ class MatchingPlan(NamedTuple):
 
 @lru_cache(maxsize=256)
 def drawn(plan: MatchingPlan, seed: int, round: int, size: int) -> tuple[tuple[int, ...], ...]:
-    """Everybody's peers in this round."""
+    """The peers of each rank in this round."""
     peers: list[list[int]] = [[] for _ in range(size)]
-    lot = np.random.default_rng([seed, round]).random(len(plan.matchings))
-    for chance, probability, matching in zip(lot, plan.probabilities, plan.matchings, strict=True):
-        for a, b in matching if chance < probability else ():
+    uniform = np.random.default_rng([seed, round]).random(len(plan.matchings))
+    for draw, probability, matching in zip(uniform, plan.probabilities, plan.matchings, strict=True):
+        for a, b in matching if draw < probability else ():
             peers[a].append(b)
             peers[b].append(a)
     return tuple(map(tuple, peers))
@@ -121,9 +120,9 @@ def drawn(plan: MatchingPlan, seed: int, round: int, size: int) -> tuple[tuple[i
 
 @lru_cache(maxsize=16)
 def make_plan(key: Key, budget: float, shares: tuple[float, ...] = ()) -> MatchingPlan:
-    """Matchings, probabilities and alpha for a bound topology. Shares change alpha only: who talks stays."""
+    """Matchings, probabilities and alpha for a bound topology. Shares change alpha only, not the probabilities."""
     graph = key.topology
-    require_static(graph, "MATCHA")
+    require_static(graph, MATCHA.__name__)
     matchings = split([(a, b) for a in range(graph.size) for b, _ in graph.neighbours(0, a) if a < b], graph.size)
     laplacians = np.zeros((len(matchings), graph.size, graph.size))
     for laplacian, matching in zip(laplacians, matchings, strict=True):
@@ -138,12 +137,12 @@ def make_plan(key: Key, budget: float, shares: tuple[float, ...] = ()) -> Matchi
                 less, more = sorted((pi[a], pi[b]))
                 laplacian[[a, b], [a, b]] = less / pi[[a, b]]
                 laplacian[[a, b], [b, a]] = -((less / more) ** 0.5)
-    return MatchingPlan(matchings, tuple(p.tolist()), *_least(p, laplacians, pi))
+    return MatchingPlan(matchings, tuple(p.tolist()), *_best_alpha(p, laplacians, pi))
 
 
 def split(edges: list[tuple[int, int]], size: int) -> tuple[Pairs, ...]:
-    """Edges as matchings: as many as the largest degree if the graph has no odd circle, few more if it has."""
-    at: list[dict[int, int]] = [{} for _ in range(size)]  # of each worker: matching -> partner
+    """An edge colouring: as many matchings as the largest degree if the graph is bipartite, few more otherwise."""
+    at: list[dict[int, int]] = [{} for _ in range(size)]  # of each rank: matching -> partner
     count = max(sum(rank in edge for edge in edges) for rank in range(size))
     for a, b in edges:
         chosen = _free(at, a, b, count)
@@ -153,15 +152,15 @@ def split(edges: list[tuple[int, int]], size: int) -> tuple[Pairs, ...]:
 
 
 def _free(at: list[dict[int, int]], a: int, b: int, count: int) -> int:
-    """A matching of which neither a nor b is part, making room where there is none; a new one if that fails too."""
+    """A matching that contains neither a nor b, if need be after swapping two along a path; a new one if that fails."""
     free_a, free_b = ([m for m in range(count) if m not in at[end]] for end in (a, b))
     shared = set(free_a) & set(free_b)
     if shared:
         return min(shared)
     for one in free_a:
         for other in free_b:
-            # The path from b along edges of `one` and `other` in turn. Swapping the two along it frees `one` at b, and
-            # keeps it free at a unless the path ends there.
+            # The alternating path from b along edges of `one` and `other`. Swapping the two along it frees `one` at b,
+            # and keeps it free at a unless the path ends there.
             path, end, now, then = [], b, one, other
             while now in at[end]:
                 path.append((end, at[end][now], now))
@@ -175,30 +174,32 @@ def _free(at: list[dict[int, int]], a: int, b: int, count: int) -> int:
     return count
 
 
-def _probabilities(laplacians: np.ndarray, budget: float) -> np.ndarray:
+def _probabilities(laplacians: npt.NDArray[np.float64], budget: float) -> npt.NDArray[np.float64]:
     """The p that maximises lambda_2(sum p_m L_m), sum p_m = budget M, 0 <= p <= 1: ascent along supergradients."""
     p = best = np.full(len(laplacians), budget)
-    top, found, step = -1.0, 0, 0
-    while step < found + _PATIENCE and step < 5 * _PATIENCE:
+    best_value, best_step, step = -1.0, 0, 0
+    while step < best_step + _PATIENCE and step < 5 * _PATIENCE:
         values, vectors = np.linalg.eigh(np.tensordot(p, laplacians, 1))
-        if values[1] > top * (1.0 + 1e-6):
-            top, best, found = values[1], p, step
-        rise = np.einsum("i,mij,j->m", vectors[:, 1], laplacians, vectors[:, 1])
+        if values[1] > best_value * (1.0 + 1e-6):
+            best_value, best, best_step = values[1], p, step
+        gradient = np.einsum("i,mij,j->m", vectors[:, 1], laplacians, vectors[:, 1])
         step += 1
-        p = _nearest(p + rise / max(1e-12, rise.max()) / step**0.5, budget * len(p))
+        p = _project(p + gradient / max(1e-12, gradient.max()) / step**0.5, budget * len(p))
     return best
 
 
-def _nearest(p: np.ndarray, total: float) -> np.ndarray:
+def _project(p: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float64]:
     """The nearest point with 0 <= p <= 1 and the sum `total`."""
     low, high = -1.0 - p.max(), 1.0 - p.min()
     for _ in range(50):
         shift = (low + high) / 2.0
         low, high = (shift, high) if np.clip(p + shift, 0.0, 1.0).sum() < total else (low, shift)
-    return np.clip(p + high, 0.0, 1.0)
+    return np.asarray(np.clip(p + high, 0.0, 1.0))
 
 
-def _least(p: np.ndarray, laplacians: np.ndarray, pi: np.ndarray) -> tuple[float, float]:
+def _best_alpha(
+    p: npt.NDArray[np.float64], laplacians: npt.NDArray[np.float64], pi: npt.NDArray[np.float64]
+) -> tuple[float, float]:
     """The alpha that minimises rho, which is convex in it, and that rho. An alpha of 1 swaps two models.
 
     E[W^T W] = I - 2 alpha E[L] + alpha^2 (E[L]^2 + sum p_m (1 - p_m) L_m^2)

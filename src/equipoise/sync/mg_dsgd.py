@@ -18,22 +18,22 @@ from .mixing import gossip_cost
 
 @dataclass
 class MGDSGD(Gossip):
-    """Multiple-gossip DSGD: gradients gathered at a frozen model, one step, then R rounds of accelerated gossip.
+    """Multiple-gossip DSGD: gradients accumulated at a frozen model, one step, then R rounds of accelerated gossip.
 
         s_i <- mean of g_i(x_i) over the steps of a period
         x_i <- AG_R(x - a s)_i
 
-    A period of H steps is one phase: the model moves at its last step only. The paper's choice is H = R. Without a
-    tracker it sends half of what DeTAG does, but keeps a bias with a constant step where data differ, which shrinks
-    geometrically with R. Stores two vectors (s, and one to gossip with); sends R vectors to each neighbour per phase.
+    A period of H steps is one phase: the model is updated at its last step only. The paper's choice is H = R. Without a
+    tracker it sends half of what DeTAG does, but has a bias with a constant step on non-IID data, which shrinks
+    geometrically with R. Stores two vectors (s, and one for the gossip); sends R vectors to each neighbour per phase.
     Any optimizer may take the step; its state stays local.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Yuan et al., Revisiting Optimal Convergence Rate for Smooth and Non-convex Stochastic Decentralized
     Optimization, NeurIPS 2022.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="mg-dsgd", help="gathered gradients, then rounds of accelerated gossip", cites=("yuan2022revisiting",)
+        name="mg-dsgd", help="gradient accumulation, then rounds of accelerated gossip", cites=("yuan2022revisiting",)
     )
 
     uses_gradient: ClassVar[bool] = True
@@ -45,18 +45,18 @@ class MGDSGD(Gossip):
     rounds: int | None = option(
         None, help="R, rounds after each phase; by default 1/2 ln(n) / sqrt(1 - lambda)", least=1
     )
-    gossip: str = option("accelerated", help="constant eta, Chebyshev's, or none (eta = 0)", choices=KINDS)
+    gossip: str = option("accelerated", help="constant eta, Chebyshev weights, or none (eta = 0)", choices=KINDS)
 
     def needs(self) -> Needs:
         return Needs(due_before_step=True, static_graph=True)
 
     def init_state(self) -> None:
         graph = self.agreed_graph()
-        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, "MG-DSGD")
+        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)
         self.start_gossip(graph, weighted=False)
         self.gathered = torch.zeros_like(self.flat.x)
         self.gathered_steps = 0
-        self.spare = torch.empty_like(self.gathered)
+        self.scratch = torch.empty_like(self.gathered)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None
@@ -66,7 +66,7 @@ class MGDSGD(Gossip):
         return StepPlan(optimize=due)
 
     def after_step(self, x: torch.Tensor) -> None:
-        gossip(self.mixing, self.plan, x, self.spare)
+        gossip(self.mixing, self.plan, x, self.scratch)
 
     @property
     def contraction(self) -> float:
@@ -75,6 +75,6 @@ class MGDSGD(Gossip):
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:
             return 0, 0
-        rounds = GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, "MG-DSGD").rounds
+        rounds = GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__).rounds
         messages, bytes = gossip_cost(self.topology, model.elements, model.itemsize, rank, size, round, self.wire)
         return rounds * messages, rounds * bytes

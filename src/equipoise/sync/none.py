@@ -12,7 +12,7 @@ from .base import Sync
 
 @dataclass
 class NoSync(Sync):
-    """No communication: every worker trains alone. What a single worker uses, whatever was chosen."""
+    """No communication: every worker trains on its own. Also used with a world size of 1, whatever sync was chosen."""
 
     metadata: ClassVar[Metadata] = Metadata(name="none", help="no communication: workers train alone")
 
@@ -21,9 +21,6 @@ class NoSync(Sync):
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
     def after_step(self, x: torch.Tensor) -> None: ...
-
-    def centre(self) -> torch.Tensor | None:
-        return None
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return 0, 0

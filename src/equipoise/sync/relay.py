@@ -19,27 +19,27 @@ from .mixing import require_static
 
 @dataclass
 class RelaySGD(OnGraph):
-    """Models are relayed along a tree: every worker averages everybody's, older the farther they come from.
+    """Models are relayed along a spanning tree: each average contains every worker's model, staler the farther away.
 
         x_i <- x_i - a g_i(x_i)
         to each neighbour j:   m_ij = x_i + sum over the other neighbours k of m_ki from the round before
         x_i <- (x_i + sum_j m_ji) / n
 
-    Every model enters every average with weight 1 / n, so a constant step reaches the optimum of the mean however much
-    the workers' data differ (with a round at every step; local steps bring a bias proportional to the step). What is
-    late slows it down: it travels as if with the step a / (1 + delay), so use a larger a on deep trees; `delay` is the
-    number of rounds by which models are late on average, 1.75 on a path of 8. The tree is the breadth-first one from
-    the centre of the topology's graph; a path or a star is its own. The weights of the topology are not used.
-    A neighbour that has not spoken yet stands for as many copies of the common start as there are workers behind
-    it: what the paper's counts and x^0 come to, without sending counts. Stores the last message of each neighbour,
-    sends one vector to each neighbour in the tree per round. Any update that is linear in the gradients keeps it
-    exact, so momentum does; Adam scales each worker's gradient on its own.
-    Where shares pi_i of the examples differ, g_i is taken times N pi_i, so that every example counts the same.
+    Every model enters every average with weight 1 / n, so a constant step reaches the optimum of the mean on non-IID
+    data (with a round at every step; local steps bring a bias proportional to the step). Staleness slows it down: it
+    converges as if with the step a / (1 + delay), so use a larger a on deep trees. `delay` is the staleness of models
+    in rounds, averaged over pairs of workers: 1.75 on a path of 8. The tree is the breadth-first one from the centre
+    of the topology's graph; a path or a star is its own spanning tree. The weights of the topology are not used.
+    Until the first message of a neighbour arrives, it counts as one copy of the initial model for each worker behind
+    it: equal to the paper's counts and x^0, without sending counts. Stores the last message of each neighbour and
+    sends one vector to each neighbour in the tree per round. Any update that is linear in the gradients, such as
+    momentum, keeps it exact; Adam scales each worker's gradient separately and does not.
+    Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Vogels et al., RelaySum for Decentralized Deep Learning on Heterogeneous Data, NeurIPS 2021.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="relay", help="models relayed along a spanning tree; exact on unequal data", cites=("vogels2021relaysum",)
+        name="relay", help="models relayed along a spanning tree; exact on non-IID data", cites=("vogels2021relaysum",)
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("inbox",)
@@ -54,19 +54,19 @@ class RelaySGD(OnGraph):
         graph = self.agreed_graph()
         tree = spanning_tree(Key(graph.identity, graph))
         self.peers = list(tree.links[self.context.rank])
-        self.behind = list(tree.links[self.context.rank].values())
+        self.workers_behind = list(tree.links[self.context.rank].values())
         self.delay = tree.delay
-        self.inbox: torch.Tensor | None = None  # a row a neighbour
+        self.inbox: torch.Tensor | None = None  # the last message of each neighbour, one per row
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.inbox is None:  # not in `init_state`: a model may be loaded between that and the first step
-            self.inbox = torch.outer(x.new_tensor(self.behind), x)
+            self.inbox = torch.outer(x.new_tensor(self.workers_behind), x)
         self.weigh(g)
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.inbox is not None
-        known = self.inbox.sum(0).add_(x)
-        outgoing = {peer: known - heard for peer, heard in zip(self.peers, self.inbox, strict=True)}
+        total = self.inbox.sum(0).add_(x)
+        outgoing = {peer: total - received for peer, received in zip(self.peers, self.inbox, strict=True)}
         self.context.comm.exchange(outgoing, dict(zip(self.peers, self.inbox, strict=True))).wait()
         self.context.clock.rounds += 1
         x.add_(self.inbox.sum(0)).div_(self.context.size)
@@ -78,23 +78,23 @@ class RelaySGD(OnGraph):
 
 
 @dataclass(frozen=True)
-class Relay:
-    links: tuple[dict[int, int], ...]  # of each worker: neighbour -> number of workers reached through it
-    delay: float  # rounds by which a model is late, averaged over all pairs of workers
+class RelayTree:
+    links: tuple[dict[int, int], ...]  # of each rank: neighbour -> number of workers reached through it
+    delay: float  # staleness of a model in rounds, averaged over all pairs of workers
 
 
 @lru_cache(maxsize=64)
-def spanning_tree(key: Key) -> Relay:
-    """The shallowest breadth-first tree of a bound topology; of several, the one with the lowest root."""
+def spanning_tree(key: Key) -> RelayTree:
+    """The shallowest breadth-first tree of a bound topology; among equals, the one with the lowest root."""
     graph = key.topology
-    require_static(graph, "RelaySGD")
-    peers = [sorted(peer for peer, _ in graph.neighbours(0, rank)) for rank in range(graph.size)]
-    order, parent, _ = shallowest_tree(peers)
-    links: list[dict[int, int]] = [{} for _ in peers]
-    below, late = [1] * graph.size, -graph.size * (graph.size - 1)  # a neighbour's model is not late
-    for rank in reversed(order[1:]):
-        here, there = below[rank], graph.size - below[rank]
-        links[rank][parent[rank]], links[parent[rank]][rank] = there, here
-        below[parent[rank]] += here
-        late += 2 * here * there  # so many pairs of workers have this link between them
-    return Relay(tuple(dict(sorted(each.items())) for each in links), late / graph.size**2)
+    size = graph.size
+    require_static(graph, RelaySGD.__name__)
+    tree = shallowest_tree([sorted(peer for peer, _ in graph.neighbours(0, rank)) for rank in range(size)])
+    sizes = tree.subtree_sizes()
+    links: list[dict[int, int]] = [{} for _ in range(size)]
+    staleness = -size * (size - 1)  # the model of a direct neighbour is current
+    for rank in tree.order[1:]:
+        parent, below = tree.parent[rank], sizes[rank]
+        links[rank][parent], links[parent][rank] = size - below, below
+        staleness += 2 * below * (size - below)  # the pairs of workers that this link separates
+    return RelayTree(tuple(dict(sorted(each.items())) for each in links), staleness / size**2)

@@ -11,27 +11,29 @@ from ..topology.base import Topology
 from ..topology.one_peer import OnePeer
 from .base import Needs
 from .gossip import OnGraph
+from .joint_vector import JointVector
 from .mixing import Mixing, gossip_cost
 from .shares import scale_of
 
 
 @dataclass
 class SGP(OnGraph):
-    """Stochastic gradient push: models go along one-way links, and a weight that travels with them undoes the bias.
+    """Stochastic gradient push: gossip on a directed graph; a push-sum weight sent with each model removes the bias.
 
         y_i <- sum_j P_ij (y_j - a g_j(x_j));   w_i <- sum_j P_ij w_j;   x_i = y_i / w_i
 
-    Columns of P sum to 1, rows need not: any strongly connected graph will do, each worker only decides whom it gives
-    which share of its y and w. The model is always x, where gradients are taken and weights decay; a worker's steps
-    are added to y as they are, so any optimizer may take them, and several between two rounds; where shares pi_i of the
-    examples differ, N pi_i times, and w begins there. Stores w and one vector (y - x, or y - N pi_i x); w lies behind y in
-    memory, and one message of d + 1 goes to each out-neighbour per round. Where in and out weights balance, as on the
-    default graph, w stays 1. Like D-PSGD it stops at a distance from the optimum proportional to the step.
+    Columns of P sum to 1, rows need not: any strongly connected graph is valid, since each worker only decides how it
+    divides its own y and w among its out-neighbours. The model is always x: gradients are taken and weight decay acts
+    there. A worker's steps are added to y unchanged, so any optimizer may take them, and several between two rounds.
+    Where shares pi_i of the examples differ, they are multiplied by N pi_i, which is also the initial w. Stores w and
+    one vector (y - x, or y - N pi_i x); w lies behind y in memory, and one message of d + 1 goes to each out-neighbour
+    per round. Where in and out weights balance, as on the default graph, w stays 1. Like D-PSGD it stops at a distance
+    from the optimum proportional to the step.
     Reference: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
-        name="sgp", help="gossip along one-way links, de-biased by push-sum weights", cites=("assran2019stochastic",)
+        name="sgp", help="gossip on directed graphs, de-biased by push-sum weights", cites=("assran2019stochastic",)
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("weight", "offset")
@@ -44,27 +46,26 @@ class SGP(OnGraph):
 
     def init_state(self) -> None:
         self.mixing = Mixing(self.context, self.agreed_graph())
-        self.both = self.flat.widen(1)  # [y | w] during a round
-        self.scale = scale_of(self.context, self.weights)  # for good: what is in y was pushed with it
+        self.joint = JointVector(self.flat, 1)  # [y | w] during a round
+        self.scale = scale_of(self.context, self.weights)  # never updated: y contains steps scaled by it
         self.weight = self.scale  # so that x = y / w at the common start
         self.offset = torch.zeros_like(self.flat.x)  # y - scale x
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
     def after_step(self, x: torch.Tensor) -> None:
-        assert x.data_ptr() == self.both.data_ptr(), "the model has left its place before the weight"
         if self.scale != 1.0:
             x.mul_(self.scale)
         y = x.add_(self.offset)
-        self.both[-1] = self.weight
-        self.mixing.mix(self.both)
-        self.weight = self.both[-1].item()
+        self.joint.tail[0] = self.weight
+        self.joint.mix(self.mixing, x)
+        self.weight = self.joint.tail[0].item()
         self.offset.copy_(y)
         self.offset.sub_(x.div_(self.weight), alpha=self.scale)
 
     @property
     def least_weight(self) -> float:
-        """The smallest w of any worker: near zero, the division amplifies rounding."""
+        """The smallest w of any worker: near zero, the division by it amplifies rounding errors."""
         return float(self.context.comm.gather(torch.tensor([self.weight], dtype=torch.float64)).min())
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:

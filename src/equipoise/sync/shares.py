@@ -1,8 +1,8 @@
-"""Workers that hold unequal parts of the data: how much each of them counts.
+"""The weights of workers that hold different numbers of examples.
 
-Every example should count the same, so the aim is  sum_i pi_i f_i  with pi_i = n_i / n, worker i's share of the examples.
-There are two ways to it. Where models are averaged, weigh them: the weighted mean is then what a round conserves. Where
-the analysis needs a symmetric W, keep it and weigh gradients: (1/N) sum_i N pi_i g_i is the same sum.
+Every example should count the same, so the objective is  sum_i pi_i f_i  with pi_i = n_i / n, worker i's share of the
+examples. Methods that average models weigh the models: a round then conserves the weighted mean. Methods whose analysis
+needs a symmetric W keep it and weigh gradients: (1/N) sum_i N pi_i g_i is the same sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELP = "workers count by their share of the examples, or all alike"
 
 
 def shares_of(context: Context, weights: str = "size") -> list[float]:
-    """pi, by rank; empty where all count alike. Blocks that differ by one example, the rounding, count as equal."""
+    """pi, by rank; empty where all count alike. Blocks that differ by one example, from rounding, count as equal."""
     if weights == "uniform" or not context.worker.shares:
         return []
     least, most = min(context.worker.shares), max(context.worker.shares)
@@ -25,18 +25,18 @@ def shares_of(context: Context, weights: str = "size") -> list[float]:
         return []
     if least <= 0.0:
         rank = context.worker.shares.index(least)
-        raise UserError(f"worker {rank} has a share of {least:g}: leave it out, or pass weights='uniform'")
+        raise UserError(f"worker {rank} has a share of {least:g}: run without it, or pass weights='uniform'")
     return list(context.worker.shares)
 
 
 def scale_of(context: Context, weights: str = "size") -> float:
-    """N pi_i of this worker: 1 where all count alike."""
+    """N pi_i of this worker; 1 where all count alike."""
     shares = shares_of(context, weights)
     return context.size * shares[context.rank] if shares else 1.0
 
 
 def weigh_gradient(context: Context, weights: str, g: torch.Tensor | None = None) -> None:
-    """g <- N pi_i g, in place; of the parameters where the method has not asked for the flat gradient."""
+    """g <- N pi_i g, in place; without `g`, the gradients in the parameters."""
     scale = scale_of(context, weights)
     if scale == 1.0:
         return
@@ -44,9 +44,9 @@ def weigh_gradient(context: Context, weights: str, g: torch.Tensor | None = None
         g.mul_(scale)
         return
     assert context.flat is not None
-    found = [p.grad for p in context.flat.parameters.values() if p.grad is not None]
-    if found:
-        torch._foreach_mul_(found, scale)
+    gradients = [p.grad for p in context.flat.parameters.values() if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, scale)
 
 
 def mean_of(context: Context, vector: torch.Tensor, shares: list[float]) -> torch.Tensor:

@@ -8,22 +8,29 @@ from typing import NamedTuple
 class Tree(NamedTuple):
     """A rooted spanning tree."""
 
-    order: list[int]  # workers as they are reached, the root first
-    parent: list[int]  # of each worker; the root's is itself
-    depth: list[int]
+    order: list[int]  # ranks in breadth-first order, the root first
+    parent: list[int]  # of each rank; the root is its own parent
+    depth: list[int]  # of each rank; 0 for the root
 
     def subtree_sizes(self) -> list[int]:
-        """The number of workers in the subtree of each worker, itself included."""
+        """The number of workers in the subtree of each rank, itself included."""
         sizes = [1] * len(self.order)
         for rank in reversed(self.order[1:]):
             sizes[self.parent[rank]] += sizes[rank]
         return sizes
 
+    def children(self) -> list[list[int]]:
+        """The children of each rank, the last of the breadth-first order first."""
+        children: list[list[int]] = [[] for _ in self.order]
+        for rank in reversed(self.order[1:]):
+            children[self.parent[rank]].append(rank)
+        return children
+
 
 def shallowest_tree(peers: list[list[int]]) -> Tree:
-    """The breadth-first tree of least depth; of several, the one with the lowest root.
+    """The breadth-first tree of least depth; among equals, the one with the lowest root.
 
-    `peers` are the neighbours of each worker; the graph must be connected.
+    `peers` are the neighbours of each rank; the graph must be connected.
     """
     return min((_breadth_first(peers, root) for root in range(len(peers))), key=lambda tree: max(tree.depth))
 

@@ -20,8 +20,9 @@ from equipoise.core.context import Context
 from equipoise.core.errors import UserError
 from equipoise.core.vector import Flat
 from equipoise.sync import LGRAWA, MGRAWA, NoSync, PeriodicAverage
-from equipoise.sync.norms import Norms
-from equipoise.sync.pull import approach, inverse_powers
+from equipoise.sync.gradient_norms import GradientNorms
+from equipoise.sync.gradient_weighted import inverse_powers
+from equipoise.sync.proximal import proximal_step
 
 from .checks import Layers, toy_sha
 
@@ -32,14 +33,14 @@ SIZES = (3, 4, 1)  # elements of three layers
 
 
 @dataclass
-class Met:
+class RoundResult:
     x: np.ndarray  # (workers, elements) after the round
-    centre: np.ndarray  # (workers, elements): everybody's copy
+    centre: np.ndarray  # (workers, elements): each worker's copy
     own: np.ndarray  # (workers, weights): shares of the centre
     ledger: list[dict[str, int]]
 
 
-def meet(
+def run_rounds(
     sync: Any,
     models: np.ndarray,
     norms: np.ndarray,
@@ -50,7 +51,7 @@ def meet(
     batches: list[int] | None = None,
     rounds: int = 1,
     each: Callable[[Any, int], None] | None = None,
-) -> Met:
+) -> RoundResult:
     """Rounds on workers at `models` (workers, elements) whose gradients have `norms` (workers, layers)."""
 
     def loop(comm: Comm) -> tuple[Any, ...]:
@@ -68,11 +69,16 @@ def meet(
             bound.after_step(flat.gather())
             if each is not None:
                 each(bound, number)
-        return flat.x.double().numpy(), bound.centre().double().numpy(), bound.own.numpy(), comm.ledger.state_dict()
+        return (
+            flat.x.double().numpy(),
+            bound.centre().double().numpy(),
+            bound.own_weights.numpy(),
+            comm.ledger.state_dict(),
+        )
 
     rows = eq.spawn(loop, len(models), virtual=virtual)
     x, centre, own = (np.stack([row[i] for row in rows]) for i in range(3))
-    return Met(x, centre, own, [row[3] for row in rows])
+    return RoundResult(x, centre, own, [row[3] for row in rows])
 
 
 def drawn(workers: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +92,7 @@ def by_element(weights: np.ndarray) -> np.ndarray:
 
 
 # -- the weights ------------------------------------------------------------------------------------------------------
-norm_lists = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=9)
+norm_lists = st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,41 +138,41 @@ def test_norms_below_epsilon_count_as_it() -> None:
 
 
 # -- the centre and the pull ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["virtual", "processes", "shared memory", "pieces"])
+@pytest.mark.parametrize("how", ["virtual", "processes", "shared memory", "chunks"])
 @pytest.mark.parametrize("workers", [2, 5])
 def test_one_collective_gives_the_weighted_mean_of_every_layer(
     workers: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     virtual = how == "virtual"
-    if how in ("shared memory", "pieces"):
+    if how in ("shared memory", "chunks"):
         monkeypatch.setattr("equipoise.comm.shared_memory.LEAST", 0)
         monkeypatch.setattr("equipoise.comm.shared_memory._LINE", 1)
-    if how == "pieces":  # that end inside of layers, and inside of the weights
+    if how == "chunks":  # that end inside of layers, and inside of the weights
         monkeypatch.setattr("equipoise.comm.shared_memory._PIECE", len(SIZES) - 1)
     models, norms = drawn(workers)
     inverse = 1.0 / norms
-    met = meet(LGRAWA(pull=0.3), models, norms, virtual=virtual)
+    result = run_rounds(LGRAWA(pull=0.3), models, norms, virtual=virtual)
     weights = inverse / inverse.sum(0)
-    np.testing.assert_allclose(met.own, weights, rtol=1e-12)
+    np.testing.assert_allclose(result.own, weights, rtol=1e-12)
     expected = (by_element(weights) * models).sum(0)
-    np.testing.assert_allclose(met.centre, np.tile(expected, (workers, 1)), atol=1e-12)
-    np.testing.assert_allclose(met.x, 0.7 * models + 0.3 * expected, atol=1e-12)
+    np.testing.assert_allclose(result.centre, np.tile(expected, (workers, 1)), atol=1e-12)
+    np.testing.assert_allclose(result.x, 0.7 * models + 0.3 * expected, atol=1e-12)
     # One sum of [w x | w]: 2 (N - 1) messages each, over all workers 2 (N - 1) vectors of d + L numbers.
-    assert [row["messages"] for row in met.ledger] == [2 * (workers - 1)] * workers
-    assert sum(row["bytes"] for row in met.ledger) == 2 * (workers - 1) * (sum(SIZES) + len(SIZES)) * 8
+    assert [row["messages"] for row in result.ledger] == [2 * (workers - 1)] * workers
+    assert sum(row["bytes"] for row in result.ledger) == 2 * (workers - 1) * (sum(SIZES) + len(SIZES)) * 8
 
 
 @pytest.mark.parametrize("sync", [MGRAWA(pull=0.3), LGRAWA(pull=0.3)], ids=["mgrawa", "lgrawa"])
 def test_pull_keeps_the_weighted_centre_and_shrinks_distances(sync: Any) -> None:
     models, norms = drawn()
-    met = meet(sync, models, norms)
-    weights = by_element(np.broadcast_to(met.own, norms.shape))
-    np.testing.assert_allclose((weights * met.x).sum(0), met.centre[0], atol=1e-12)
-    np.testing.assert_allclose(met.x - met.centre, 0.7 * (models - met.centre), atol=1e-12)
-    np.testing.assert_allclose(met.x[0] - met.x[1], 0.7 * (models[0] - models[1]), atol=1e-12)
+    result = run_rounds(sync, models, norms)
+    weights = by_element(np.broadcast_to(result.own, norms.shape))
+    np.testing.assert_allclose((weights * result.x).sum(0), result.centre[0], atol=1e-12)
+    np.testing.assert_allclose(result.x - result.centre, 0.7 * (models - result.centre), atol=1e-12)
+    np.testing.assert_allclose(result.x[0] - result.x[1], 0.7 * (models[0] - models[1]), atol=1e-12)
     # The plain mean is another point and moves: it goes the same part of the way.
-    np.testing.assert_allclose(met.x.mean(0), 0.7 * models.mean(0) + 0.3 * met.centre[0], atol=1e-12)
-    assert np.abs(met.x.mean(0) - models.mean(0)).max() > 1e-3
+    np.testing.assert_allclose(result.x.mean(0), 0.7 * models.mean(0) + 0.3 * result.centre[0], atol=1e-12)
+    assert np.abs(result.x.mean(0) - models.mean(0)).max() > 1e-3
 
 
 def test_a_convex_loss_does_not_rise() -> None:
@@ -179,49 +185,49 @@ def test_a_convex_loss_does_not_rise() -> None:
 
     for seed in range(5):
         models, norms = drawn(seed=seed)
-        met = meet(MGRAWA(pull=0.5), models, norms)
-        before, after, weights = loss(models), loss(met.x), met.own[:, 0]
-        assert loss(met.centre)[0] <= weights @ before
+        result = run_rounds(MGRAWA(pull=0.5), models, norms)
+        before, after, weights = loss(models), loss(result.x), result.own[:, 0]
+        assert loss(result.centre)[0] <= weights @ before
         assert weights @ after < weights @ before
         assert after.max() < before.max()
 
 
 def test_limits_of_the_pull() -> None:
     models, norms = drawn()
-    np.testing.assert_array_equal(meet(MGRAWA(pull=0.0), models, norms).x, models)
-    met = meet(LGRAWA(pull=1.0), models, norms)
-    np.testing.assert_array_equal(met.x, met.centre)
-    np.testing.assert_array_equal(met.x, np.tile(met.x[0], (4, 1)))
+    np.testing.assert_array_equal(run_rounds(MGRAWA(pull=0.0), models, norms).x, models)
+    result = run_rounds(LGRAWA(pull=1.0), models, norms)
+    np.testing.assert_array_equal(result.x, result.centre)
+    np.testing.assert_array_equal(result.x, np.tile(result.x[0], (4, 1)))
 
 
 def test_one_layer_and_equal_ratios_make_both_methods_one() -> None:
     models, norms = drawn()
     one = {"sizes": (sum(SIZES),)}
-    first, second = (meet(sync, models, norms[:, :1], **one) for sync in (MGRAWA(), LGRAWA()))
+    first, second = (run_rounds(sync, models, norms[:, :1], **one) for sync in (MGRAWA(), LGRAWA()))
     np.testing.assert_array_equal(first.x, second.x)
     ratios = np.outer([1.0, 2.0, 3.0, 4.0], [5.0, 0.1, 2.0])
-    first, second = (meet(sync, models, ratios) for sync in (MGRAWA(), LGRAWA()))
+    first, second = (run_rounds(sync, models, ratios) for sync in (MGRAWA(), LGRAWA()))
     np.testing.assert_allclose(first.x, second.x, atol=1e-12)
-    first, second = (meet(sync, models, norms) for sync in (MGRAWA(), LGRAWA()))
+    first, second = (run_rounds(sync, models, norms) for sync in (MGRAWA(), LGRAWA()))
     assert np.abs(first.x - second.x).max() > 1e-3
 
 
 def test_sum_of_layers_or_euclidean_norm() -> None:
     models, _ = drawn(2)
     norms = np.array([[3.0, 4.0, 0.0], [5.0, 0.0, 0.0]])
-    assert meet(MGRAWA(norm="layers"), models, norms).own[:, 0] == pytest.approx([5 / 12, 7 / 12])
-    assert meet(MGRAWA(norm="l2"), models, norms).own[:, 0] == pytest.approx([0.5, 0.5])
+    assert run_rounds(MGRAWA(norm="layers"), models, norms).own[:, 0] == pytest.approx([5 / 12, 7 / 12])
+    assert run_rounds(MGRAWA(norm="l2"), models, norms).own[:, 0] == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None:
     models, norms = drawn()
     models = torch.from_numpy(models).to(dtype).double().numpy()
-    met = meet(LGRAWA(pull=1.0), models, norms, dtype=dtype)
+    result = run_rounds(LGRAWA(pull=1.0), models, norms, dtype=dtype)
     weights = by_element((1 / norms) / (1 / norms).sum(0))
     tolerance = 2e-6 if dtype == torch.float32 else 2**-7
-    np.testing.assert_allclose(met.x, np.tile((weights * models).sum(0), (4, 1)), atol=tolerance)
-    assert sum(row["bytes"] for row in met.ledger) == 6 * (sum(SIZES) + len(SIZES)) * 4
+    np.testing.assert_allclose(result.x, np.tile((weights * models).sum(0), (4, 1)), atol=tolerance)
+    assert sum(row["bytes"] for row in result.ledger) == 6 * (sum(SIZES) + len(SIZES)) * 4
 
 
 # -- what must not spread ---------------------------------------------------------------------------------------------
@@ -229,48 +235,48 @@ def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None
 def test_a_zero_norm_gives_no_nan(make: Any) -> None:
     models, norms = drawn()
     norms[1] = 0.0
-    met = meet(make(pull=0.5), models, norms)
-    assert np.isfinite(met.x).all()
-    np.testing.assert_allclose(met.centre[0], models[1], atol=1e-6)  # the limit: the winner takes it all
+    result = run_rounds(make(pull=0.5), models, norms)
+    assert np.isfinite(result.x).all()
+    np.testing.assert_allclose(result.centre[0], models[1], atol=1e-6)  # the limit: the winner takes it all
     norms[:] = 0.0
-    np.testing.assert_allclose(meet(make(pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
+    np.testing.assert_allclose(run_rounds(make(pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("make", [MGRAWA, LGRAWA], ids=["mgrawa", "lgrawa"])
-def test_a_norm_that_is_not_finite_weighs_nothing_for_anybody(make: Any, bad: float) -> None:
+def test_a_norm_that_is_not_finite_gets_weight_zero(make: Any, bad: float) -> None:
     models, norms = drawn()
     norms[2, 1] = bad
-    met = meet(make(pull=0.5), models, norms)
+    result = run_rounds(make(pull=0.5), models, norms)
     rest = [0, 1, 3]
-    clean = meet(make(pull=0.5), models[rest], norms[rest])
-    np.testing.assert_allclose(met.x[rest], clean.x, atol=1e-12)
-    assert (met.own[2] == 0).all()
-    np.testing.assert_allclose(met.x[2], 0.5 * models[2] + 0.5 * clean.centre[0], atol=1e-12)
+    clean = run_rounds(make(pull=0.5), models[rest], norms[rest])
+    np.testing.assert_allclose(result.x[rest], clean.x, atol=1e-12)
+    assert (result.own[2] == 0).all()
+    np.testing.assert_allclose(result.x[2], 0.5 * models[2] + 0.5 * clean.centre[0], atol=1e-12)
 
 
 def test_a_model_that_is_not_finite_takes_the_centre() -> None:
     models, norms = drawn()
     models[3, 5] = np.nan
-    met = meet(MGRAWA(pull=0.5), models, norms)
-    clean = meet(MGRAWA(pull=0.5), models[:3], norms[:3])
-    np.testing.assert_allclose(met.x[:3], clean.x, atol=1e-12)
-    np.testing.assert_allclose(met.x[3], clean.centre[0], atol=1e-12)
+    result = run_rounds(MGRAWA(pull=0.5), models, norms)
+    clean = run_rounds(MGRAWA(pull=0.5), models[:3], norms[:3])
+    np.testing.assert_allclose(result.x[:3], clean.x, atol=1e-12)
+    np.testing.assert_allclose(result.x[3], clean.centre[0], atol=1e-12)
 
 
 def test_a_worker_without_examples_weighs_nothing() -> None:
     models, norms = drawn()
     norms[0] = 0.0  # its gradient is zero because it has none
-    met = meet(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
-    clean = meet(MGRAWA(pull=0.5), models[1:], norms[1:])
-    assert met.own[0, 0] == 0
-    np.testing.assert_allclose(met.x[1:], clean.x, atol=1e-12)
+    result = run_rounds(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
+    clean = run_rounds(MGRAWA(pull=0.5), models[1:], norms[1:])
+    assert result.own[0, 0] == 0
+    np.testing.assert_allclose(result.x[1:], clean.x, atol=1e-12)
 
 
-def test_nobody_moves_when_nobody_knows() -> None:
+def test_no_worker_moves_without_a_finite_norm() -> None:
     models, norms = drawn()
-    met = meet(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
-    np.testing.assert_array_equal(met.x, models)
+    result = run_rounds(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
+    np.testing.assert_array_equal(result.x, models)
 
 
 # -- smoothing --------------------------------------------------------------------------------------------------------
@@ -279,32 +285,32 @@ def test_smoothing_is_unbiased_from_the_first_round(source: str) -> None:
     models, norms = drawn()
 
     def constant(bound: Any, number: int) -> None:
-        np.testing.assert_allclose(bound.norms.level(), norms[bound.context.rank], rtol=1e-12)
+        np.testing.assert_allclose(bound.norms.estimate(), norms[bound.context.rank], rtol=1e-12)
         assert bound.norms.count == number + 1
 
-    meet(LGRAWA(smoothing=0.43, source=source), models, norms, rounds=4, each=constant)
+    run_rounds(LGRAWA(smoothing=0.43, source=source), models, norms, rounds=4, each=constant)
 
 
 def test_smoothing_is_its_recursion() -> None:
     context = Context(None, flat=Flat(Layers((1,))))  # type: ignore[arg-type]
-    norms = Norms(context, "train", 0.43, None, False)
+    norms = GradientNorms(context, "train", 0.43, None, False)
     level = 0.0
     for count, value in enumerate([3.0, 1.0, 7.0, 2.0], 1):
         norms._add(torch.tensor([value], dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
         level = 0.43 * level + 0.57 * value
-        known = norms.level()
+        known = norms.estimate()
         assert known is not None
         assert known.item() == pytest.approx(level / (1 - 0.43**count), rel=1e-12)
 
 
 def test_a_bad_measurement_is_forgotten_after_a_good_one() -> None:
-    norms = Norms(Context(None, flat=Flat(Layers((1,)))), "train", 0.5, None, False)  # type: ignore[arg-type]
+    norms = GradientNorms(Context(None, flat=Flat(Layers((1,)))), "train", 0.5, None, False)  # type: ignore[arg-type]
     one, zero = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     norms._add(one, zero)
     norms._add(one * float("nan"), zero)
-    assert norms.level() is None
+    assert norms.estimate() is None
     norms._add(one, zero)
-    assert norms.level() == one
+    assert norms.estimate() == one
 
 
 def test_a_gradient_that_waits_for_its_round_is_kept() -> None:
@@ -312,9 +318,9 @@ def test_a_gradient_that_waits_for_its_round_is_kept() -> None:
     model = Layers((1,))
     context = Context(None, flat=Flat(model))  # type: ignore[arg-type]
     context.clock.batch = 1
-    first, second = (Norms(context, "last", 0.5, None, False) for _ in range(2))
+    first, second = (GradientNorms(context, "last", 0.5, None, False) for _ in range(2))
     next(model.parameters()).grad = torch.tensor([-3.0], dtype=torch.float64)
-    first.step(0)
+    first.observe_step(0)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.at_round() == first.at_round() == 3.0
 
@@ -322,11 +328,11 @@ def test_a_gradient_that_waits_for_its_round_is_kept() -> None:
 # -- between rounds ---------------------------------------------------------------------------------------------------
 def test_proximity_is_spread_over_the_steps_of_a_round() -> None:
     x, centre = torch.tensor([3.0]), torch.tensor([1.0])
-    approach(x, centre, prox=0.0, pace=4)
-    approach(x, centre, prox=0.5, pace=0)  # before the first round the centre is only where all began
+    proximal_step(x, centre, prox=0.0, steps_per_round=4)
+    proximal_step(x, centre, prox=0.5, steps_per_round=0)  # before the first round the centre is only where all began
     assert x.item() == 3.0
     for step in range(1, 5):
-        approach(x, centre, prox=0.01, pace=4)
+        proximal_step(x, centre, prox=0.01, steps_per_round=4)
         assert x.item() == pytest.approx(1 + 2 * (1 - 0.01 / 4) ** step, rel=1e-6)
 
 

@@ -12,7 +12,7 @@ from equipoise.comm.virtual import World
 
 
 def test_threads_are_gone_when_a_run_ends() -> None:
-    """A process forked while one of them still gives back its memory could find a lock taken for ever."""
+    """A process forked while a thread still releases its memory could wait for a lock for ever."""
 
     def work(comm: Comm) -> int:
         torch.randn(64, 64) @ torch.randn(64, 64)

@@ -1,0 +1,195 @@
+"""The scheduler of virtual workers: threads of which one runs at a time.
+
+A worker hands over only inside comm calls. The next one is always the one with the least simulated time (then the
+lowest rank), so a run is a function of its inputs, in the order that a cluster of unequal workers would produce. Each
+worker has its own random streams: the global generators are swapped at hand-over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.errors import PeerLost, WorkerError
+from ..core.random import rng_state, set_rng_state
+from .ledger import Ledger
+
+
+class VirtualWorker:
+    """One thread: its simulated time, what it waits for, and its random generators while it is paused."""
+
+    def __init__(self, rank: int, described: bool):
+        self.rank = rank
+        self.described = described  # is its time that of a described cluster?
+        self.may_run = threading.Lock()
+        self.may_run.acquire()
+        self.now = 0.0
+        self.ready = True
+        self.done = False
+        self.waits_for = ""  # for the error message of a deadlock
+        self.awaited: set[tuple[int, int]] = set()  # (source, number) of messages that block it
+        self.rng: tuple[Any, ...] | None = None
+        self.result: Any = None
+        self.step = 0
+        self.ledger = Ledger()  # that of its comm
+
+    def wait_until(self, start: float, end: float) -> None:
+        """Wait for a communication that takes from `start` to `end`, and account for the time."""
+        if self.described:
+            waited = min(max(start - self.now, 0.0), end - self.now)
+            self.ledger.wait += waited
+            self.ledger.communicate += end - self.now - waited
+        self.now = end
+
+
+class _Abort(BaseException):
+    """Unwinds a worker after another one failed."""
+
+
+class Scheduler:
+    """Runs a function on every worker and decides who runs next."""
+
+    def __init__(self, size: int, described: bool):
+        self.workers = [VirtualWorker(rank, described) for rank in range(size)]
+        self.failure: tuple[int, BaseException] | None = None  # the first one: rank and error
+        self._ready: list[tuple[float, int]] = []  # a heap of paused workers that can continue, by simulated time
+        self._alive = size
+        self._over = threading.Event()
+        self._initial_rng: Any = None
+
+    def run(self, function: Callable[[VirtualWorker], Any], *, threads: int = 1) -> list[Any]:
+        """`function(worker)` on every worker; results by rank. The first failure ends all and is raised here."""
+        threads_before, own_rng = torch.get_num_threads(), _pause_rng()
+        self._initial_rng = rng_state()
+        torch.set_num_threads(threads)
+        _use_one_malloc_arena()
+        pool = [
+            threading.Thread(target=self._main, args=(w, function), name=f"worker-{w.rank}", daemon=True)
+            for w in self.workers
+        ]
+        try:
+            for thread in pool:
+                thread.start()
+            self._ready = [(0.0, w.rank) for w in self.workers]
+            self._run_next()
+            while not self._over.wait(0.5):  # wakes up so that signals reach Python
+                pass
+            for thread in pool:
+                thread.join()
+            _wait_for_exit(pool)
+        except BaseException as interrupt:  # a second Ctrl-C does not wait; workers unwind at their next hand-over
+            self.failure = self.failure or (0, interrupt)
+            raise
+        finally:
+            torch.set_num_threads(threads_before)
+            _continue_rng(own_rng)
+        if self.failure is not None:
+            raise self._attributed(*self.failure)
+        return [w.result for w in self.workers]
+
+    def _attributed(self, rank: int, error: BaseException) -> BaseException:
+        """The error with the rank and the step where it happened."""
+        step = self.workers[rank].step
+        if isinstance(error, WorkerError) and error.rank is None:
+            error.rank, error.step = rank, step
+        error.equipoise_rank = rank  # type: ignore[attr-defined]
+        error.equipoise_step = step  # type: ignore[attr-defined]
+        return error
+
+    def _main(self, worker: VirtualWorker, function: Callable[[VirtualWorker], Any]) -> None:
+        worker.may_run.acquire()
+        try:
+            if self.failure is None:
+                np.random.set_bit_generator(np.random.MT19937(0))  # type: ignore[attr-defined]  # its own object
+                set_rng_state(self._initial_rng)  # that of the launcher, as in forked processes
+                worker.result = function(worker)
+        except _Abort:
+            pass
+        except BaseException as error:
+            if self.failure is None:
+                self.failure = (worker.rank, error)
+        worker.done, worker.ready = True, False
+        self._alive -= 1
+        self._run_next()
+
+    def wake(self, worker: VirtualWorker) -> None:
+        """Mark a waiting worker as ready."""
+        worker.ready = True
+        heapq.heappush(self._ready, (worker.now, worker.rank))
+
+    def switch(self, worker: VirtualWorker) -> None:
+        """Let the next worker run; return when it is this worker's turn again."""
+        if worker.ready:
+            priority = (worker.now, worker.rank)
+            if self.failure is None and (not self._ready or priority < self._ready[0]):
+                return
+            heapq.heappush(self._ready, priority)
+        worker.rng = _pause_rng()
+        began = time.perf_counter()
+        self._run_next()
+        worker.may_run.acquire()
+        if self.failure is not None:
+            raise _Abort
+        if not worker.described and worker.ledger.counting:
+            worker.ledger.wait += time.perf_counter() - began  # the time in which other workers ran
+        _continue_rng(worker.rng)
+
+    def _run_next(self) -> None:
+        """Start the next ready worker; after a failure every worker in turn, so that it unwinds."""
+        if not self._alive:
+            self._over.set()
+            return
+        if not self._ready or self.failure is not None:
+            alive = [w for w in self.workers if not w.done]
+            if self.failure is None:
+                self.failure = (alive[0].rank, PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step))
+            following = alive[0]
+        else:
+            following = self.workers[heapq.heappop(self._ready)[1]]
+        following.may_run.release()
+
+    def _deadlock(self, alive: list[VirtualWorker]) -> str:
+        waits = "; ".join(f"worker {w.rank} waits {w.waits_for} at step {w.step}" for w in alive[:4])
+        done = [w.rank for w in self.workers if w.done]
+        ended = f"; already ended: {done}" if done else ""
+        return f"deadlock, the workers wait for each other: {waits}{ended}"
+
+
+def _pause_rng() -> tuple[Any, ...]:
+    """The global generators. numpy's is kept as an object: swapping it is faster than copying its state."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+
+
+def _continue_rng(state: tuple[Any, ...]) -> None:
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_bit_generator(state[2])  # type: ignore[attr-defined]
+
+
+def _use_one_malloc_arena() -> None:
+    """Let glibc serve all threads from one heap: workers run one at a time, and an arena each would waste memory."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(-8, 1)  # M_ARENA_MAX
+
+
+def _wait_for_exit(pool: list[threading.Thread]) -> None:
+    """Wait until the kernel has removed the threads.
+
+    A joined thread may still release memory of the linear algebra library, under a lock. A process forked at that
+    moment would never get the lock.
+    """
+    deadline = time.monotonic() + 5.0
+    for thread in pool:
+        while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+            time.sleep(0.0002)

@@ -1,0 +1,48 @@
+"""What EASGD and EAMSGD share: a round in which workers and the centre attract each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..comm.ledger import mean_cost
+from ..core.method import option
+from ..core.vector import ModelSize
+from .base import Sync
+from .initial_model import copy_once
+from .shares import BY, HELP, mean_of, shares_of
+
+
+@dataclass
+class Elastic(Sync):
+    """Final here: the centre and the round. A method calls `init_centre` and `place_centre` in the hooks it fills."""
+
+    pull: float = option(
+        0.9, help="how far the centre moves to the mean at a round; workers move 1 / N of it", least=0, most=1
+    )
+    weights: str = option("size", help=HELP, choices=BY)
+
+    def init_centre(self) -> None:
+        self.centre_model: torch.Tensor | None = None
+
+    def place_centre(self, x: torch.Tensor) -> None:
+        """The centre starts at the common initial model."""
+        self.centre_model = copy_once(self.centre_model, x)
+
+    def after_step(self, x: torch.Tensor) -> None:
+        """x_m <- x_m - (pull / N) (x_m - c);  c <- c + pull (mean of x - c), both with the old values."""
+        assert self.centre_model is not None
+        self.context.clock.rounds += 1
+        mean = mean_of(self.context, x.clone(), self.mean_shares())
+        x.lerp_(self.centre_model, self.pull / self.context.size)
+        self.centre_model.lerp_(mean, self.pull)
+
+    def mean_shares(self) -> list[float]:
+        return shares_of(self.context, self.weights)
+
+    def centre(self) -> torch.Tensor | None:
+        return self.centre_model
+
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        return mean_cost(model.elements, model.itemsize, rank, size) if due else (0, 0)

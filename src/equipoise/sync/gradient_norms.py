@@ -1,0 +1,118 @@
+"""Norms of a worker's gradient, layer by layer: where they are measured, how they are smoothed, what part is noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..core.context import Context
+from ..core.errors import UserError
+
+SOURCES = ("train", "last", "fresh")
+STEPS = {"train": 4, "last": 1, "fresh": 0}  # so many training steps before a round are measured
+_PARTS = 4  # of a fresh batch: their spread estimates its noise
+_LEAST = 0.1  # part of the measured norm that remains when noise seems to explain all of it
+
+
+class GradientNorms:
+    """Smoothed norms of one worker's gradients.
+
+        N <- rho N + (1 - rho) n;   n^ = N / (1 - rho^k) after k measurements
+
+    The division corrects the bias of starting at zero: constant norms give n^ = n from the first measurement on.
+    source: "train" measures the training gradients of the last few steps before a round and smooths over steps; "last"
+        measures the last one and smooths over rounds; "fresh" measures the gradient on examples drawn for the purpose,
+        at the cost of one more pass, and smooths over rounds. Norms of all other steps would cost time and be
+        forgotten.
+    debias: a gradient on b examples has E|g|^2 = |mean|^2 + var / b, and near convergence the noise dominates. A fresh
+        batch is measured in parts; their spread says how much to subtract.
+    """
+
+    def __init__(self, context: Context, source: str, smoothing: float, examples: int | None, debias: bool):
+        if source == "fresh" and context.fresh_gradients is None:
+            raise UserError("source='fresh' needs the data, which only eq.train has: use source='train' with eq.attach")
+        assert context.flat is not None
+        self.context, self.flat, self.source = context, context.flat, source
+        self.smoothing, self.examples, self.debias = smoothing, examples, debias
+        # Two rows: norms (squared norms with `debias`) and noise.
+        self.smoothed = torch.zeros(2, len(self.flat.slices), dtype=torch.float64)
+        self.count = 0  # measurements in `smoothed`
+        self.finite = False  # was the last measurement finite?
+        self.pending: torch.Tensor | None = None  # a measurement that waits for its round
+
+    def observe_step(self, steps_left: int) -> None:
+        """Measure the training gradient in the model, `steps_left` steps before the expected round.
+
+        A worker without examples measures nothing.
+        """
+        if steps_left >= STEPS[self.source] or not self.context.clock.batch:
+            return
+        norms = norms_of([p.grad for p in self.flat.parameters.values() if p.grad is not None])
+        if len(norms) < len(self.flat.slices):  # a layer that this batch did not reach
+            reached = iter(norms)
+            norms = torch.stack(
+                [norms.new_zeros(()) if p.grad is None else next(reached) for p in self.flat.parameters.values()]
+            )
+        if self.source == "train":
+            self._add(norms)
+        else:
+            self.pending = norms
+
+    def at_round(self) -> torch.Tensor | None:
+        """The norm of each layer's gradient; None for a worker without a finite measurement."""
+        if self.source == "last" and self.pending is not None:
+            self._add(self.pending)
+            self.pending = None
+        elif self.source == "fresh":
+            self._add(*self._measure())
+        return self.estimate()
+
+    def estimate(self) -> torch.Tensor | None:
+        """As `at_round`, without a new measurement."""
+        if not (self.finite and self.count):
+            return None
+        level, noise = self.smoothed / (1.0 - self.smoothing**self.count)
+        return torch.maximum(level - noise, _LEAST**2 * level).sqrt() if self.debias else level
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("smoothed", "count", "finite", "pending")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def _measure(self) -> tuple[torch.Tensor, ...]:
+        """Norms of a fresh gradient; with `debias` their squares and the noise in these."""
+        context = self.context
+        assert context.fresh_gradients is not None
+        examples = self.examples or int(context.clock.largest_batch)
+        parts = list(context.fresh_gradients.gradients(context.clock.rounds, examples, _PARTS if self.debias else 1))
+        if not self.debias:
+            return (norms_of(parts[0]),)
+        mean = torch._foreach_add(parts[0], parts[1])
+        for part in parts[2:]:
+            torch._foreach_add_(mean, part)
+        squares = norms_of(torch._foreach_div(mean, float(len(parts)))).square()
+        spread = torch.stack([norms_of(part).square() for part in parts]).mean(0) - squares
+        return squares, spread / (len(parts) - 1)
+
+    def _add(self, *values: torch.Tensor) -> None:
+        """Add one measurement: norms and, with `debias`, their noise."""
+        self.finite = all(math.isfinite(float(row.sum())) for row in values)
+        if self.finite:  # a value that is not finite would never be forgotten
+            for smoothed, row in zip(self.smoothed, values, strict=False):
+                smoothed.mul_(self.smoothing).add_(row, alpha=1.0 - self.smoothing)
+            self.count += 1
+
+
+def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The l2 norm of each tensor, in float64."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    norms = list(torch._foreach_norm(list(tensors)))
+    if len({n.dtype for n in norms}) > 1:
+        norms = [n.double() for n in norms]
+    return torch.stack(norms).double().cpu()

@@ -1,0 +1,188 @@
+"""What MGRAWA and LGRAWA share: a centre of models weighted by inverse gradient norms, and the pull towards it.
+
+A worker is pulled as  x <- (1 - pull) x + pull c.  Whatever the weights, this leaves the weighted mean unchanged,
+scales all distances to it and between workers by 1 - pull, and cannot raise the weighted mean of a convex loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..comm.base import Stream
+from ..comm.ledger import mean_cost
+from ..core.errors import UserError
+from ..core.method import option
+from ..core.vector import ModelSize
+from .base import Sync
+from .gradient_norms import SOURCES, GradientNorms
+from .initial_model import copy_once
+from .proximal import proximal_step
+from .shares import BY, HELP, scale_of, shares_of
+
+_MAX_LOG_WEIGHT = 60.0  # float32 can carry such a weight times a parameter
+
+
+@dataclass
+class GradientWeighted(Sync):
+    """Final here: everything except which layers share a weight, which a method fills in as `pool_norms`."""
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        "centre_model",
+        "own_weights",
+        "last_round_steps",
+        "round_steps",
+        "norm_state",
+    )
+    HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
+
+    pull: float = option(
+        0.5, help="how far a round pulls a worker to the centre: 0 not at all, 1 completely", least=0, most=1
+    )
+    prox: float = option(
+        0.0, help="pull to the last centre between rounds, spread over the steps of a round", least=0, most=1
+    )
+    exponent: float = option(1.0, help="p in the weights 1 / norm^p; 0 weighs all alike", least=0, most=16)
+    source: str = option(
+        "train", help="gradients that are measured: of the last training steps, the last one, fresh", choices=SOURCES
+    )
+    smoothing: float = option(
+        0.43, help="of norms over rounds (source train: over steps); 0 keeps the last", least=0, below=1
+    )
+    examples: int | None = option(None, help="of a fresh batch; as many as in a training batch if left out", least=1)
+    debias: bool = option(False, help="subtract the noise of the batch from the norm; needs source = fresh")
+    epsilon: float = option(1e-8, help="norms below this count as this", above=0)
+    weights: str = option("size", help=HELP, choices=BY)
+
+    def check(self) -> None:
+        if self.debias and self.source != "fresh":
+            raise UserError("debias measures a batch in parts: pass source='fresh' with it")
+        if self.examples is not None and self.source != "fresh":
+            raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
+
+    @abstractmethod
+    def pool_norms(self, norms: torch.Tensor) -> torch.Tensor:
+        """From the norms of the layers, those that get a weight each: one for the model, or one per layer."""
+
+    def weight_count(self, layers: int) -> int:
+        """The number of weights that travel with a model of so many layers."""
+        return len(self.pool_norms(torch.zeros(layers)))
+
+    def init_state(self) -> None:
+        self.norms = GradientNorms(self.context, self.source, self.smoothing, self.examples, self.debias)
+        self.num_weights = self.weight_count(len(self.flat.slices))
+        self.centre_model: torch.Tensor | None = None
+        self.own_weights = torch.zeros(self.num_weights, dtype=torch.float64)  # of this worker in the last centre
+        self.round_steps = 0  # steps of this worker since the last round
+        self.last_round_steps = 0  # and in the round before it
+
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+        self.centre_model = copy_once(self.centre_model, x)
+        self.round_steps += 1
+        self.norms.observe_step(self.last_round_steps - self.round_steps)  # expects a round as long as the last one
+        proximal_step(x, self.centre_model, self.prox, self.last_round_steps)
+
+    def after_step(self, x: torch.Tensor) -> None:
+        assert self.centre_model is not None
+        norms = self.norms.at_round()
+        finite = bool(x.sum().isfinite())
+        weights = self.own_weights.new_zeros(self.num_weights)
+        if norms is not None and finite:
+            weights = inverse_powers(self.pool_norms(norms), self.exponent, self.epsilon)
+            weights *= scale_of(self.context, self.weights)
+        totals = self._round(x, weights, finite)
+        self.context.clock.rounds += 1
+        self.own_weights = torch.where(totals > 0, weights / totals, 0.0)
+        if not finite:
+            x.copy_(self.centre_model)  # a diverged worker restarts from the other workers' models
+        self.last_round_steps, self.round_steps = self.round_steps, 0
+
+    def _round(self, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
+        """Replace the centre by sum_m w_m x_m / sum_m w_m and pull x to it; return the sums of w by layer.
+
+        One all-reduce of [w x | w]. The sums of w arrive first, so the remaining sums are used in place. Where all
+        weights are zero the centre stays what it was.
+        """
+        assert self.centre_model is not None
+        length, layers, centre, factors = len(x), self._layers(), self.centre_model, weights.tolist()
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        totals = torch.empty_like(weights)
+
+        def fill(start: int, out: torch.Tensor) -> None:
+            stop = start + len(out)
+            if stop > length:
+                tail = max(start, length)
+                out[tail - start :].copy_(weights[tail - length : stop - length])
+            for layer, a, b in _layers_within(layers, start, stop):
+                part = out[a - start : b - start]
+                torch.mul(x[a:b].to(dtype), factors[layer], out=part) if factors[layer] else part.zero_()
+
+        def take(start: int, total: torch.Tensor) -> None:
+            stop = start + len(total)
+            if stop > length:
+                tail = max(start, length)
+                totals[tail - length : stop - length].copy_(total[tail - start :])
+            for layer, a, b in _layers_within(layers, start, stop):
+                if (weight := float(totals[layer])) > 0:
+                    torch.div(total[a - start : b - start], weight, out=centre[a:b])
+                    if pulled:
+                        x[a:b].lerp_(centre[a:b], self.pull)
+
+        self.context.comm.sum_stream(Stream(length + self.num_weights, dtype, x.device, fill, take))
+        return totals
+
+    def _layers(self) -> list[tuple[int, int]]:
+        """Start and stop of each part that has a weight: the complete vector, or a layer."""
+        slices = self.flat.slices
+        return [(0, slices[-1].stop)] if self.num_weights == 1 else [(s.start, s.stop) for s in slices]
+
+    @property
+    def largest_weight(self) -> float:
+        """The largest weight of a worker in the centre, averaged over layers: 1 / N when all weigh alike."""
+        return float(self.context.comm.gather(self.own_weights.mean()).max())
+
+    @property
+    def gradient_norm(self) -> float:
+        """The last estimate of the gradient norm, averaged over workers."""
+        norms = self.norms.estimate()
+        return float(
+            self.context.comm.mean(self.own_weights.new_zeros(1) if norms is None else norms.norm().reshape(1))
+        )
+
+    @property
+    def norm_state(self) -> dict[str, Any]:
+        return self.norms.state_dict()
+
+    @norm_state.setter
+    def norm_state(self, state: dict[str, Any]) -> None:
+        self.norms.load_state_dict(state)
+
+    def mean_shares(self) -> list[float]:
+        return shares_of(self.context, self.weights)
+
+    def centre(self) -> torch.Tensor | None:
+        return self.centre_model
+
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        if not due:
+            return 0, 0
+        return mean_cost(model.elements + self.weight_count(model.layers), max(model.itemsize, 4), rank, size)
+
+
+def _layers_within(layers: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The layers that overlap with elements `start` to `stop`: number of the layer, start and stop of the overlap."""
+    for number in range(bisect_right(layers, start, key=lambda layer: layer[1]), len(layers)):
+        a, b = layers[number]
+        if a >= stop:
+            break
+        yield number, max(a, start), min(b, stop)
+
+
+def inverse_powers(norms: torch.Tensor, exponent: float, epsilon: float) -> torch.Tensor:
+    """Weights 1 / n^p up to a common factor; finite and positive for any norms."""
+    return torch.exp((-exponent * norms.clamp(min=epsilon).log()).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT))
