@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
 from equipoise.cli.main import main as command
+from equipoise.config.registry import exports
 
 SHORT, LONG = 7, 17
 COMMON = ["--batch", "8", "--lr", "0.1", "--seed", "3", "--quiet", "--log-every", "5", "--deterministic"]
@@ -230,8 +231,8 @@ def measure(only: str) -> dict[str, str]:
                 print(name, rows["virtual"], file=sys.stderr, flush=True)
             found |= {f"{name}/{way}": value for way, value in rows.items()}
     every_step = {"NoSync", "AllReduce", "DPSGD", "D2", "DSGT", "DeTAG", "EDM"}
-    for name in dir(eq.sync):
-        if name != "Sync" and isinstance(getattr(eq.sync, name), type) and only in f"attach-{name}":
+    for name in sorted(exports("sync")):
+        if only in f"attach-{name}":
             found[f"attach-{name}"] = attached(name, 1 if name in every_step else 2)
     if only in "attach-momentum":
         found["attach-momentum"] = attached("PeriodicAverage", 4, 0.9)
