@@ -233,8 +233,9 @@ def measure(only: str) -> dict[str, str]:
                 print(name, rows["virtual"], file=sys.stderr, flush=True)
             hashes |= {f"{name}/{way}": value for way, value in rows.items()}
     every_step = {"NoSync", "AllReduce", "DPSGD", "D2", "DSGT", "DeTAG", "EDM"}
-    for name in dir(eq.sync):
-        if name != "Sync" and isinstance(getattr(eq.sync, name), type) and only in f"attach-{name}":
+    bases = ("Sync", "StepPlan", "Needs")
+    for name in [n for n in dir(eq.sync) if n not in bases and isinstance(getattr(eq.sync, n), type)]:
+        if only in f"attach-{name}":
             hashes[f"attach-{name}"] = attached(name, 1 if name in every_step else 2)
     if only in "attach-momentum":
         hashes["attach-momentum"] = attached("PeriodicAverage", 4, 0.9)

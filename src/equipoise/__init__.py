@@ -9,9 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import batch, order, partition, period, signal, sync, topology
+    from . import batch, order, partition, period, signal, sync, testing, topology
     from .config.citations import cite as cite
     from .config.recipe import Recipe as Recipe
+    from .config.registry import register as register
+    from .core.method import Metadata as Metadata
+    from .core.method import option as option
     from .data import features
     from .launch.start import spawn as spawn
     from .loop.attach import attach as attach
@@ -27,6 +30,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Cluster",
     "Link",
+    "Metadata",
     "Recipe",
     "Run",
     "Sampler",
@@ -37,21 +41,25 @@ __all__ = [
     "cite",
     "features",
     "measure_speeds",
+    "option",
     "order",
     "partition",
     "period",
+    "register",
     "signal",
     "spawn",
     "sync",
+    "testing",
     "topology",
     "train",
 ]
 
-_AXES = ("batch", "order", "partition", "period", "signal", "sync", "topology")
+_PACKAGES = ("batch", "order", "partition", "period", "signal", "sync", "testing", "topology")
 _HOMES = {
     "cite": "config.citations",
     "Cluster": "simulate.cluster",
     "Link": "simulate.cluster",
+    "Metadata": "core.method",
     "Recipe": "config.recipe",
     "Run": "loop.train",
     "spawn": "launch.start",
@@ -59,12 +67,14 @@ _HOMES = {
     "attach": "loop.attach",
     "batch_sizes": "partition.capacity",
     "measure_speeds": "loop.speeds",
+    "option": "core.method",
+    "register": "config.registry",
     "train": "loop.train",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _AXES:
+    if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "features":
         return importlib.import_module(f"{__name__}.data.features")

@@ -5,35 +5,46 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from equipoise.config import registry
+
+from ..contract import toy
 
 AXES = ("sync", "topology", "order", "batch", "partition", "period")
 Choice = tuple[str, str]  # axis, name
 
-ADAPTIVE = ("norm-test", "inner-product", "augmented", "noise-scale", "cabs")
-EVERY_STEP = ("all-reduce", "d2", "dsgt", "detag", "edm")
-PHASES = ("defacto", "mg-dsgd")
-STATIC_GRAPH = ("d2", "detag", "defacto", "mg-dsgd", "edm", "relay", "matcha")
-CHANGING = ("one-peer", "base-k", "matching")
-DIRECTED = ("exponential", "one-peer")
+# AD-PSGD averages in pairs; no need of its own says so.
+BOTH_WAYS = ("ad-psgd",)
 
 
-def _across(a: str, ones: tuple[str, ...], b: str, others: tuple[str, ...], why: str) -> dict[frozenset[Choice], str]:
-    return {frozenset({(a, x), (b, y)}): why for x in ones for y in others}
+@cache
+def method(axis: str, name: str) -> Any:
+    return toy.make(axis, name, Path())
 
 
-# The pairs that make no sense, and a word of the reason that a user is given.
-REFUSED: dict[frozenset[Choice], str] = {
-    **_across("order", ("cd-grab",), "period", ("total-steps",), "own pace"),
-    **_across("batch", ADAPTIVE, "period", ("total-steps",), "the same steps"),
-    **_across("sync", EVERY_STEP, "period", ("post-local", "qsr", "growing"), "every step"),
-    **_across("sync", EVERY_STEP + PHASES, "period", ("total-steps",), "must know before"),
-    **_across("sync", STATIC_GRAPH, "topology", ("exponential",), "symmetric"),
-    **_across("sync", STATIC_GRAPH, "topology", CHANGING, "same graph in every round"),
-    **_across("sync", ("ad-psgd",), "topology", DIRECTED, "both ways"),
-}
+def refusal(a: Choice, b: Choice) -> str:
+    """A word of the reason for which the two are refused, from what they declare; nothing where they fit together."""
+    one, two = sorted((a, b), key=lambda choice: AXES.index(choice[0]))
+    axes = one[0], two[0]
+    if axes in (("order", "period"), ("batch", "period")) and not method(*two).lockstep:
+        if axes[0] == "order":
+            return "lets each take its own" if method(*one).coordinated else ""
+        return "the same steps" if method(*one).watches else ""
+    if axes == ("sync", "period"):
+        needs, period = method(*one).needs(), method(*two)
+        if not period.lockstep:
+            return "must know before" if needs.every_step or needs.due_before_step else ""
+        return "every step" if needs.every_step and not period.at_every_step() else ""
+    if axes == ("sync", "topology") and gossips(one[1]):
+        graph = method(*two).on(toy.WORKERS)
+        if method(*one).needs().static_graph:
+            return "same graph in every round" if graph.cycle != 1 else "" if graph.symmetric else "symmetric"
+        return "both ways" if one[1] in BOTH_WAYS and not graph.symmetric else ""
+    return ""
 
 
 @cache
@@ -47,21 +58,27 @@ def choices(axis: str) -> list[Choice]:
 
 def together(a: Choice, b: Choice) -> bool:
     """Can the two stand in one recipe?"""
-    if frozenset({a, b}) in REFUSED:
+    if frozenset({a, b}) in refused():
         return False
     named = dict((a, b))
     return not ("sync" in named and "topology" in named) or gossips(named["sync"])
 
 
+@cache
+def refused() -> dict[frozenset[Choice], str]:
+    """The pairs that make no sense, and a word of the reason that a user is given."""
+    reasons = {frozenset({a, b}): refusal(a, b) for a, b in _across_axes()}
+    return {pair: why for pair, why in reasons.items() if why}
+
+
 def pairs() -> set[frozenset[Choice]]:
     """All pairs that make sense."""
-    return {
-        frozenset({a, b})
-        for one, two in itertools.combinations(AXES, 2)
-        for a in choices(one)
-        for b in choices(two)
-        if together(a, b)
-    }
+    return {frozenset({a, b}) for a, b in _across_axes() if together(a, b)}
+
+
+def _across_axes() -> Iterator[tuple[Choice, Choice]]:
+    for one, two in itertools.combinations(AXES, 2):
+        yield from itertools.product(choices(one), choices(two))
 
 
 def recipes() -> list[dict[str, str]]:

@@ -30,7 +30,7 @@ def train(recipe: dict[str, str], folder: Path, **changes: Any) -> dict[str, Any
     chosen = {axis: toy.make(axis, name, folder) for axis, name in recipe.items()}
     if "topology" in chosen:
         chosen["sync"] = dataclasses.replace(chosen["sync"], topology=chosen.pop("topology"))
-    if "period" not in recipe and "sync" in chosen and not chosen["sync"].every_step:
+    if "period" not in recipe and "sync" in chosen and not chosen["sync"].needs().every_step:
         chosen["period"] = eq.period.Every(2)
     sync = chosen.pop("sync", eq.sync.PeriodicAverage())
     return toy.train(sync, **{"steps": STEPS, **chosen, **changes}).result
@@ -39,21 +39,21 @@ def train(recipe: dict[str, str], folder: Path, **changes: Any) -> dict[str, Any
 def test_every_pair_is_in_a_recipe_and_no_recipe_holds_a_refused_one() -> None:
     held = {frozenset(pair) for recipe in RECIPES for pair in itertools.combinations(recipe.items(), 2)}
     assert held == covering.pairs()
-    assert not held & set(covering.REFUSED)
+    assert not held & set(covering.refused())
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=words)
 def test_trains_and_resumes_to_the_same_bits(recipe: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    whole = train(recipe, tmp_path, out=folder, checkpoint_every=STOP)
-    assert whole["steps"] >= STEPS
-    assert math.isfinite(whole["models"]["mean"]["loss"])
+    undisturbed = train(recipe, tmp_path, out=folder, checkpoint_every=STOP)
+    assert undisturbed["steps"] >= STEPS
+    assert math.isfinite(undisturbed["models"]["mean"]["loss"])
     first = available(folder)[0].name
     step = int(first.removeprefix("step-"))
-    assert STOP <= step < whole["steps"]
+    assert STOP <= step < undisturbed["steps"]
     resumed = train(recipe, tmp_path, out=folder, resume=step)
     for key in KEPT:
-        assert resumed[key] == whole[key], key
+        assert resumed[key] == undisturbed[key], key
 
 
 @pytest.mark.parametrize("recipe", RECIPES[::12], ids=words)
@@ -65,7 +65,7 @@ def test_the_same_in_processes(recipe: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "why"), covering.REFUSED.items(), ids=lambda x: words(dict(x)) if len(x) == 2 else None
+    ("pair", "why"), covering.refused().items(), ids=lambda x: words(dict(x)) if len(x) == 2 else None
 )
 def test_a_pair_that_does_not_fit_is_refused_in_one_line(
     pair: frozenset[covering.Choice], why: str, tmp_path: Path

@@ -53,7 +53,8 @@ def card(axis: str, name: str) -> str:
         parts.append("\n".join(["options", *lines]))
     else:
         parts.append("no options")
-    parts.append(f"in Python: equipoise.{cls.__module__.split('.')[1]}.{cls.__name__}")
+    package = f"equipoise.{axis}" if cls.__module__.startswith("equipoise.") else cls.__module__
+    parts.append(f"in Python: {package}.{cls.__name__}")
     return "\n\n".join(part for part in parts if part)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,12 +35,15 @@ class Entry(NamedTuple):
 
 
 _registered: dict[tuple[str, str], tuple[Entry, type]] = {}
+_loaded = False  # were the entry points of installed packages looked up?
+_broken: list[str] = []  # a line for each of them that could not be loaded
 
 
 def register(cls: Class) -> Class:
     """Give a method of your own a name on the command line and in recipes; usable as a decorator.
 
     The axis is that of its base class (`eq.sync.Sync`, `eq.order.Order`, ...), the name that of its `metadata`.
+    A name that is taken is refused.
     """
     metadata, axis = getattr(cls, "metadata", None), getattr(cls, "axis", "")
     if axis not in AXES:
@@ -49,7 +53,7 @@ def register(cls: Class) -> Class:
     if metadata is None:
         raise UserError(f"{cls.__name__} has no name: add `metadata = Metadata(name=..., help=...)` to the class")
     key, entry = (axis, metadata.name), Entry(axis, metadata.name, _target(cls), metadata.help, tuple(metadata.cites))
-    known = _table().get(key)
+    known = _known().get(key)
     if known is not None and known.target != entry.target:
         raise UserError(f"{axis} {metadata.name!r} is {known.target} already: choose another name for {cls.__name__}")
     _registered[key] = entry, cls
@@ -71,7 +75,7 @@ def find(axis: str, name: str) -> Entry:
     """The entry of a name; an unknown one is refused with the nearest known one."""
     entry = _table().get((axis, name.replace("_", "-")))
     if entry is None:
-        raise UserError(f"unknown {axis} {name!r}: {did_you_mean(name, names(axis))}")
+        raise UserError("; ".join([f"unknown {axis} {name!r}: {did_you_mean(name, names(axis))}", *_broken]))
     return entry
 
 
@@ -81,8 +85,13 @@ def get(axis: str, name: str) -> type:
     if (axis, entry.name) in _registered:
         return _registered[axis, entry.name][1]
     module, cls = entry.target.split(":")
-    found: type = getattr(importlib.import_module(module), cls)
-    return found
+    target: type = getattr(importlib.import_module(module), cls)
+    return target
+
+
+def folder_of(axis: str) -> Path:
+    """Where the methods of an axis that come with Equipoise live."""
+    return _PACKAGE / _FOLDERS.get(axis, axis)
 
 
 def name_of(method: Any) -> str:
@@ -98,6 +107,10 @@ def exports(axis: str) -> dict[str, str]:
 
 def _table() -> dict[tuple[str, str], Entry]:
     _load_entry_points()
+    return _known()
+
+
+def _known() -> dict[tuple[str, str], Entry]:
     return _built_in() | {key: entry for key, (entry, _) in _registered.items()}
 
 
@@ -106,24 +119,29 @@ def _built_in() -> dict[tuple[str, str], Entry]:
     return {
         (axis, entry.name): entry
         for axis in AXES
-        for path in sorted((_PACKAGE / _FOLDERS.get(axis, axis)).glob("*.py"))
+        for path in sorted(folder_of(axis).glob("*.py"))
         for entry in _declared(axis, path)
     }
 
 
-@functools.cache
 def _load_entry_points() -> None:
-    """Register the methods of installed packages, once."""
+    """Register the methods of installed packages, once. A broken one is reported in one line; all others work."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True  # before they are loaded: their modules may ask the registry
     from importlib.metadata import entry_points
 
     for point in entry_points(group=GROUP):
         try:
             register(point.load())
         except Exception as error:
-            raise UserError(
-                f"the entry point {point.name} = {point.value} ({GROUP}) cannot be loaded: {error}; fix or uninstall "
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
+            _broken.append(
+                f"the entry point {point.name} = {point.value} ({GROUP}) cannot be loaded: {cause}: fix or uninstall "
                 "the package that declares it"
-            ) from error
+            )
+            logging.getLogger("equipoise").warning(_broken[-1])
 
 
 def _declared(axis: str, path: Path) -> Iterator[Entry]:

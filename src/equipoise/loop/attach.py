@@ -124,6 +124,7 @@ class attach:
 
     def __enter__(self) -> attach:
         self.comm: Comm = current_comm()
+        self.comm.seed = self.seed
         check_fit(period=self.period_choice, sync=self.sync_choice, workers=self.comm.size)
         self.step = Step(
             self.model,
@@ -148,8 +149,8 @@ class attach:
         self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
-        if self.scaler is not None and self.comm.size > 1:
-            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm))
+        if self.scaler is not None:
+            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
         self._since = time.perf_counter()
         return self
 
@@ -174,7 +175,9 @@ class attach:
         if self.sampler is not None:
             chosen = self.sampler
             methods |= {"partition": chosen.partition, "order": chosen.order_choice, "batch": chosen.batch_choice}
-        settings = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
+        settings: dict[str, Any] = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
+        if self.sampler is not None:
+            settings |= {"drop_last": self.sampler.drop_last, "examples": len(self.sampler.source)}
         return flattened(tables_of(methods) | settings)
 
     # -- the step ------------------------------------------------------------------------------------------------------
@@ -185,20 +188,29 @@ class attach:
         largest, places = 1, None
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
+            self.clock.epoch = self.sampler.epoch
         self.step.begin(self.batch, largest)
         self.step.computed(self.batch, time.perf_counter() - self._since)
-        if not self.step.before(self.loss, places):
+        # A worker that has run dry was given an example again: its loss is nobody's.
+        if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step.after()
         self._count_seconds()
-        if self.loss is not None and math.isfinite(self.loss):
+        if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+
+    def _skipped(self) -> None:
+        """The scaler met an overflow: the batch was used, by a step that no worker takes."""
+        if self.sampler is not None:
+            _, _, places = self.sampler.use(self.accumulate)
+            if self.sampler.order.watches and places is not None:
+                self.sampler.order.observe(places[:0], None)
 
     def _count_seconds(self) -> None:
         """The time since the last step ended, or since an evaluation or a checkpoint did, belongs to this step."""
@@ -273,8 +285,9 @@ class attach:
         self.step.refuse_nonfinite_parameters()
         state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         state |= self.state_dict()
-        epoch = self.sampler.epoch if self.sampler is not None else self.clock.epoch
-        path = self.store.save(state, self.clock.step, epoch, self._fingerprint())
+        # Those of the average worker, where each takes its own number of steps.
+        steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
+        path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
         self.observer.emit("checkpoint", path=path.name)
         self._since = time.perf_counter()
         return path

@@ -10,9 +10,12 @@ import torch
 from ..comm.base import Comm
 
 
-def agree_on_overflow(scaler: Any, optimizer: torch.optim.Optimizer, comm: Comm) -> Callable[[], None]:
-    """Let every worker learn of an overflow on any before the scaler decides whether to step; a function that undoes
-    it.
+def agree_on_overflow(
+    scaler: Any, optimizer: torch.optim.Optimizer, comm: Comm, skipped: Callable[[], None]
+) -> Callable[[], None]:
+    """Let every worker learn of an overflow on any before the scaler decides whether to step.
+
+    Returns a function that undoes it. `skipped` is called where the scaler takes no step, so that no hook runs.
     """
     original = scaler.step
 
@@ -24,6 +27,8 @@ def agree_on_overflow(scaler: Any, optimizer: torch.optim.Optimizer, comm: Comm)
             with comm.uncounted():
                 for flag in state["found_inf_per_device"].values():
                     flag.copy_(comm.sum(flag.clone()).clamp(max=1.0))
+            if any(flag.item() for flag in state["found_inf_per_device"].values()):
+                skipped()
         return original(stepped, *args, **kwargs)
 
     scaler.step = step

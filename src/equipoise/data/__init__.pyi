@@ -1,0 +1,10 @@
+# Written by: python -m equipoise.config.stubs
+from .base import Arrays as Arrays
+from .base import Data as Data
+from .base import LoadedData as LoadedData
+from .cifar10 import CIFAR10 as CIFAR10
+from .digits import Digits as Digits
+from .fashion_mnist import FashionMNIST as FashionMNIST
+from .synthetic import Synthetic as Synthetic
+from .text import Text as Text
+from .tsv import TSV as TSV

@@ -1,0 +1,9 @@
+# Written by: python -m equipoise.config.stubs
+from .base import Model as Model
+from .lenet import LeNet as LeNet
+from .logistic import Logistic as Logistic
+from .lstm import LSTM as LSTM
+from .mlp import MLP as MLP
+from .resnet import ResNet as ResNet
+from .transformer import Transformer as Transformer
+from .vgg import VGG as VGG

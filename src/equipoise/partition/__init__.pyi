@@ -1,0 +1,11 @@
+# Written by: python -m equipoise.config.stubs
+from ..data.view import DatasetView as DatasetView
+from .base import Partition as Partition
+from .contiguous import Contiguous as Contiguous
+from .dirichlet import Dirichlet as Dirichlet
+from .from_file import FromFile as FromFile
+from .iid import IID as IID
+from .shards import Shards as Shards
+from .sorted import Sorted as Sorted
+from .stratified import Stratified as Stratified
+from .submodular import Submodular as Submodular

@@ -1,0 +1,7 @@
+# Written by: python -m equipoise.config.stubs
+from .base import Period as Period
+from .every import Every as Every
+from .growing import Growing as Growing
+from .post_local import PostLocal as PostLocal
+from .qsr import QSR as QSR
+from .total_steps import TotalSteps as TotalSteps
