@@ -233,9 +233,9 @@ def measure(only: str) -> dict[str, str]:
                 print(name, rows["virtual"], file=sys.stderr, flush=True)
             hashes |= {f"{name}/{way}": value for way, value in rows.items()}
     every_step = {"NoSync", "AllReduce", "DPSGD", "D2", "DSGT", "DeTAG", "EDM"}
-    bases = ("Sync", "StepPlan", "Needs")
-    for name in [n for n in dir(eq.sync) if n not in bases and isinstance(getattr(eq.sync, n), type)]:
-        if only in f"attach-{name}":
+    for name, cls in ((name, getattr(eq.sync, name)) for name in dir(eq.sync)):
+        known = isinstance(cls, type) and issubclass(cls, eq.sync.Sync) and cls is not eq.sync.Sync
+        if known and only in f"attach-{name}":
             hashes[f"attach-{name}"] = attached(name, 1 if name in every_step else 2)
     if only in "attach-momentum":
         hashes["attach-momentum"] = attached("PeriodicAverage", 4, 0.9)
