@@ -65,7 +65,7 @@ def test_the_same_in_processes(recipe: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "why"), covering.refused().items(), ids=lambda x: words(dict(x)) if len(x) == 2 else None
+    ("pair", "why"), covering.refused().items(), ids=lambda x: words(dict(sorted(x))) if len(x) == 2 else None
 )
 def test_a_pair_that_does_not_fit_is_refused_in_one_line(
     pair: frozenset[covering.Choice], why: str, tmp_path: Path
