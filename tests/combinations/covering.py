@@ -18,7 +18,7 @@ AXES = ("sync", "topology", "order", "batch", "partition", "period")
 Choice = tuple[str, str]  # axis, name
 
 # AD-PSGD averages in pairs; no need of its own says so.
-BOTH_WAYS = ("ad-psgd",)
+UNDIRECTED = ("ad-psgd",)
 
 
 @cache
@@ -43,7 +43,7 @@ def refusal(a: Choice, b: Choice) -> str:
         graph = method(*two).on(toy.WORKERS)
         if method(*one).needs().static_graph:
             return "same graph in every round" if graph.cycle != 1 else "" if graph.symmetric else "symmetric"
-        return "both ways" if one[1] in BOTH_WAYS and not graph.symmetric else ""
+        return "undirected graph" if one[1] in UNDIRECTED and not graph.symmetric else ""
     return ""
 
 
