@@ -103,7 +103,7 @@ def load(job: Job, folder: Path, of: str) -> tuple[nn.Module, int, str]:
     model = job.model()
     model.load_state_dict(mean([state["model"] for state in states]))
     if of == "centre":
-        centre = states[0]["sync"].get("middle")
+        centre = states[0]["sync"].get(job.sync.centre_state)
         if centre is None:
             raise CheckpointError(f"{folder}: its sync has no centre model: use --of mean")
         flat = Flat(model)

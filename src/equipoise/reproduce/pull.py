@@ -34,7 +34,7 @@ def weights(workers: int, steps: int) -> dict[str, float]:
                 norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).double()
                 optimizer.step()
             sync: Any = attached.sync
-            product: torch.Tensor = sync.own * norms
+            product: torch.Tensor = sync.own_weights * norms
             return product
 
     products = torch.stack(eq.spawn(loop, workers, virtual=True))  # worker by layer

@@ -40,6 +40,7 @@ class Needs(NamedTuple):
 class Sync(Method):
     axis: ClassVar[str] = "sync"
     uses_gradient: ClassVar[bool] = False  # does before_step need the flat gradient?
+    centre_state: ClassVar[str] = ""  # the name in STATE of the centre variable, where the method has one
     idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step too?
 
     @abstractmethod
@@ -53,6 +54,10 @@ class Sync(Method):
     @abstractmethod
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         """Messages and payload bytes that `rank` sends in one step, if `due` with a round; `round` came before it."""
+
+    def centre(self) -> torch.Tensor | None:
+        """The centre variable, where the method has one."""
+        return getattr(self, self.centre_state) if self.centre_state else None
 
     @property
     def flat(self) -> Flat:
@@ -78,10 +83,6 @@ class Sync(Method):
     def mean_shares(self) -> list[float]:
         """The workers' weights in the mean model; empty for the plain mean."""
         return []
-
-    def centre(self) -> torch.Tensor | None:
-        """The centre variable, where the method has one."""
-        return None
 
     def finish(self) -> None:
         """Called once after the last step: complete or discard messages in flight."""

@@ -37,6 +37,7 @@ class DiLoCo(AveragesParameters):
         name="diloco", help="Local SGD with an outer Nesterov step; fragments, overlap", cites=("douillard2023diloco",)
     )
 
+    centre_state: ClassVar[str] = "anchor"
     STATE: ClassVar[tuple[str, ...]] = (
         "anchor",
         "momenta",
@@ -135,9 +136,6 @@ class DiLoCo(AveragesParameters):
 
     def finish(self) -> None:
         self.overlapped.drop()
-
-    def centre(self) -> torch.Tensor | None:
-        return self.anchor
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         start, stop = chunks(model.elements, self.fragments)[round % self.fragments]

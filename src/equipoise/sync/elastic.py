@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -17,6 +18,8 @@ from .shares import BY, HELP, mean_of, shares_of
 @dataclass
 class Elastic(Sync):
     """Final here: the centre and the round. A method calls `init_centre` and `place_centre` in the hooks it fills."""
+
+    centre_state: ClassVar[str] = "centre_model"
 
     pull: float = option(
         0.9, help="how far the centre moves to the mean at a round; workers move 1 / N of it", least=0, most=1
@@ -40,9 +43,6 @@ class Elastic(Sync):
 
     def mean_shares(self) -> list[float]:
         return shares_of(self.context, self.weights)
-
-    def centre(self) -> torch.Tensor | None:
-        return self.centre_model
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return mean_cost(model.elements, model.itemsize, rank, size) if due else (0, 0)

@@ -32,6 +32,7 @@ _MAX_LOG_WEIGHT = 60.0  # float32 can carry such a weight times a parameter
 class GradientWeighted(Sync):
     """Final here: everything except which layers share a weight, which a method fills in as `pool_norms`."""
 
+    centre_state: ClassVar[str] = "centre_model"
     STATE: ClassVar[tuple[str, ...]] = (
         "centre_model",
         "own_weights",
@@ -164,9 +165,6 @@ class GradientWeighted(Sync):
 
     def mean_shares(self) -> list[float]:
         return shares_of(self.context, self.weights)
-
-    def centre(self) -> torch.Tensor | None:
-        return self.centre_model
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:

@@ -37,6 +37,7 @@ class LSGD(Sync):
         name="lsgd", help="pull to the worker with the lowest training loss", cites=("teng2019leader",)
     )
 
+    centre_state: ClassVar[str] = "leader_model"
     STATE: ClassVar[tuple[str, ...]] = (
         "leader_model",
         "group_leader_model",
@@ -120,9 +121,6 @@ class LSGD(Sync):
 
     def _group(self, rank: int, size: int) -> list[int]:
         return next(group.tolist() for group in np.array_split(np.arange(size), self.groups) if rank in group)
-
-    def centre(self) -> torch.Tensor | None:
-        return self.leader_model
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         """The leader sends its model; before the first round rank 0 counts as the leader."""

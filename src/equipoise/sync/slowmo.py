@@ -28,6 +28,7 @@ class SlowMo(AveragesParameters):
         name="slowmo", help="Local SGD with a slow momentum over rounds", cites=("wang2020slowmo",)
     )
 
+    centre_state: ClassVar[str] = "anchor"
     STATE: ClassVar[tuple[str, ...]] = ("anchor", "momentum", "samples_at_last_round")
 
     beta: float = option(0.7, help="slow momentum", least=0, below=1)
@@ -54,9 +55,6 @@ class SlowMo(AveragesParameters):
             self.momentum.mul_(self.beta).add_(self.anchor.sub(x), alpha=1.0 / rate)
             self.anchor.sub_(self.momentum, alpha=self.alpha * rate)
         x.copy_(self.anchor)
-
-    def centre(self) -> torch.Tensor | None:
-        return self.anchor
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return self.average_cost(self.weights, model.elements, model.itemsize, rank, size) if due else (0, 0)
