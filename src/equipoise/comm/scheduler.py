@@ -73,7 +73,7 @@ class Scheduler:
         torch.set_num_threads(threads)
         _use_one_malloc_arena()
         pool = [
-            threading.Thread(target=self._main, args=(w, function), name=f"worker-{w.rank}", daemon=True)
+            threading.Thread(target=self._main, args=(w, function, threads), name=f"worker-{w.rank}", daemon=True)
             for w in self.workers
         ]
         try:
@@ -105,10 +105,12 @@ class Scheduler:
         error.equipoise_step = step  # type: ignore[attr-defined]
         return error
 
-    def _main(self, worker: VirtualWorker, function: Callable[[VirtualWorker], Any]) -> None:
+    def _main(self, worker: VirtualWorker, function: Callable[[VirtualWorker], Any], threads: int) -> None:
         worker.may_run.acquire()
         try:
             if self.failure is None:
+                # OpenMP's number is each thread's own, and a product with two threads rounds differently.
+                torch.set_num_threads(threads)
                 np.random.set_bit_generator(np.random.MT19937(0))  # type: ignore[attr-defined]  # its own object
                 set_rng_state(self._initial_rng)  # that of the launcher, as in forked processes
                 worker.result = function(worker)
