@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/equipoise demo
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff check $(CODE)
