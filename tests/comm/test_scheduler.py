@@ -31,9 +31,11 @@ def test_threads_are_gone_when_a_run_ends() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the libraries of the process")
 def test_each_virtual_worker_computes_with_one_thread_from_its_first_operation_on() -> None:
     """OpenMP counts threads per thread: with the machine's default a first product would round differently."""
-    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
-    openmp = [ctypes.CDLL(path) for path in libraries if re.search(r"lib[gi]?omp", path)]
-    assert openmp
+    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    # scikit-learn may have brought another one, which torch does not use.
+    openmp = [ctypes.CDLL(path) for path in libraries if re.search(r"/torch.*/lib[gi]?omp", path)]
+    if not openmp:
+        pytest.skip("this torch is built without a bundled OpenMP")
 
     def threads(comm: Comm) -> list[int]:
         return [library.omp_get_max_threads() for library in openmp]
