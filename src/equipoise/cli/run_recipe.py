@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
-from ..core.torchrun import rank, under_torchrun
+from ..core.torchrun import rank, under_torchrun, world_size
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
 from ..loop.train import Run, prepare, run_job
@@ -40,7 +39,7 @@ def on_torchrun(recipe: Recipe) -> Recipe:
     """Under torchrun the workers are its processes."""
     if not under_torchrun():
         return recipe
-    size, workers = int(os.environ["WORLD_SIZE"]), recipe.settings.get("workers")
+    size, workers = world_size(), recipe.settings.get("workers")
     if workers not in (None, size):
         raise UserError(f"torchrun has started {size} workers but the recipe has {workers}: make them equal")
     return recipe.merged({"workers": size, "virtual": False})
