@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import equipoise as eq
+from equipoise.core.errors import UserError
 from equipoise.sync import D2
 from equipoise.topology import Exponential, Hypercube, OnePeer, Ring, Torus
 
@@ -97,3 +100,16 @@ def test_costs_resumes_and_runs_on_processes() -> None:
     sends_what_cost_declares(D2(wire="bfloat16"), sizes=(5,))
     resumes_from_any_step(D2())
     same_on_processes(D2(Hypercube()))
+
+
+@pytest.mark.parametrize("sync", [eq.sync.D2, eq.sync.EDM])
+def test_a_graph_that_swaps_two_models_is_made_lazy(sync: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """W = [[0, 1], [1, 0]] has the eigenvalue -1: its rounds never agree, those of (I + W) / 2 do at once."""
+    x = torch.randn(64, 5)
+    swap = eq.topology.Edges(links=[(0, 1, 1.0)])
+    data = (x, x.sum(1, keepdim=True))
+    run = eq.train(nn.Linear(5, 1), nn.MSELoss(), data, workers=2, steps=40, sync=sync(topology=swap))
+    assert "(I + W) / 2" in caplog.text
+    assert run.result["models"]["mean"]["loss"] < 0.1
+    with pytest.raises(UserError, match="lazy=True"):
+        eq.train(nn.Linear(5, 1), nn.MSELoss(), data, workers=2, steps=2, sync=sync(topology=swap, lazy="never"))

@@ -52,7 +52,7 @@ class EDM(Gossip):
     )
 
     def needs(self) -> Needs:
-        return Needs(every_step=True, static_graph=True)
+        return Needs(every_step=True, static_graph=True, repairs_graph=True)
 
     def init_state(self) -> None:
         graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")

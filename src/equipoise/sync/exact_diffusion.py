@@ -7,7 +7,7 @@ import torch
 from ..core.errors import UserError
 from ..topology.base import Topology
 from .gossip import Gossip
-from .mixing import Mixing, made_lazy
+from .mixing import Mixing, made_lazy, require_static
 
 
 def convergent_graph(graph: Topology, method: Gossip, least: float, *, never: bool) -> Topology:
@@ -15,17 +15,19 @@ def convergent_graph(graph: Topology, method: Gossip, least: float, *, never: bo
 
     With `never`, a UserError instead of the second.
     """
-    smallest = graph.lambda_min()
+    smallest, name = graph.lambda_min(), type(method).__name__
     if smallest >= least:
+        require_static(graph, name)
         return graph
-    name = type(method).__name__
     limit = "at least" if least < -1.0 / 3.0 else "above"
     reason = (
         f"{name} needs eigenvalues {limit} -1/3, {graph!r} over {graph.size} workers has the eigenvalue {smallest:.3f}"
     )
     if never:
         raise UserError(f"{reason} and may diverge: give the topology lazy=True, or pass lazy='auto'")
-    return made_lazy(method.topology, reason, method.context)
+    lazy = made_lazy(method.topology, reason, method.context)
+    require_static(lazy.on(graph.size), name)
+    return lazy
 
 
 def mix_corrected(mixing: Mixing, x: torch.Tensor, correction: torch.Tensor, scratch: torch.Tensor) -> None:

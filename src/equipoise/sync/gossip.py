@@ -31,13 +31,14 @@ class OnGraph(Sync):
         bound, needs = self.topology.on(size), self.needs()
         bound.validate(push_sum=needs.push_sum)
         if needs.static_graph and size > 1:
-            require_static(bound, type(self).__name__)
+            require_static(bound, type(self).__name__, mixes=not needs.repairs_graph)
 
     def agreed_graph(self) -> Topology:
         """The topology bound to the world size, if it suits this method and is the same on all workers."""
-        graph = agree(self.context, self.topology, type(self).__name__, push_sum=self.needs().push_sum)
-        if self.needs().static_graph:
-            require_static(graph, type(self).__name__)
+        needs = self.needs()
+        graph = agree(self.context, self.topology, type(self).__name__, push_sum=needs.push_sum)
+        if needs.static_graph:
+            require_static(graph, type(self).__name__, mixes=not needs.repairs_graph)
         return graph
 
     def weigh(self, g: torch.Tensor | None = None) -> None:

@@ -209,8 +209,8 @@ def agree(context: Context, topology: Topology, who: str, *, static: bool = Fals
     return bound
 
 
-def require_static(bound: Topology, who: str) -> None:
-    """Refuse graphs that change from round to round, are directed, or do not mix."""
+def require_static(bound: Topology, who: str, *, mixes: bool = True) -> None:
+    """Refuse graphs that change from round to round, are directed, or (unless a method repairs that) do not mix."""
     if bound.cycle != 1:
         raise UserError(
             f"{who} needs the same graph in every round, {bound!r} changes: use ring, torus, hypercube or "
@@ -221,7 +221,7 @@ def require_static(bound: Topology, who: str) -> None:
             f"{who} needs symmetric weights, {bound!r} is directed: use ring, torus, hypercube or another "
             "undirected topology, or SGP (--sync sgp)"
         )
-    if bound.rate() > 1.0 - 1e-12:
+    if mixes and bound.rate() > 1.0 - 1e-12:
         raise UserError(
             f"{who}: {bound!r} over {bound.size} workers has lambda = 1, so it never reaches consensus: use lazy=True"
         )
