@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.cli.main import main
 from equipoise.config.recipe import Recipe
 from equipoise.core.toml import read_toml
 
@@ -178,3 +179,14 @@ def test_other_ranks_of_torchrun_write_and_print_nothing(
     said = command("train", "--out", "run")
     assert (said.code, said.out, said.err) == (0, "", "")
     assert os.listdir(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("sync", ["d2", "ad-psgd"])
+def test_a_dry_run_refuses_the_graph_that_a_run_refuses(sync: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--sync", sync, "--topology", "exponential", "--workers", "4", "--virtual", "--steps", "1"]
+    refusals = []
+    for dry in ([], ["--dry-run"]):
+        assert main([*words, *dry]) == 2
+        refusals.append(capsys.readouterr().err)
+    assert refusals[0] == refusals[1]
+    assert "is directed" in refusals[0]

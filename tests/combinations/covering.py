@@ -17,9 +17,6 @@ from ..contract import toy
 AXES = ("sync", "topology", "order", "batch", "partition", "period")
 Choice = tuple[str, str]  # axis, name
 
-# AD-PSGD averages in pairs; no need of its own says so.
-UNDIRECTED = ("ad-psgd",)
-
 
 @cache
 def method(axis: str, name: str) -> Any:
@@ -41,9 +38,10 @@ def refusal(a: Choice, b: Choice) -> str:
         return "every step" if needs.every_step and not period.at_every_step() else ""
     if axes == ("sync", "topology") and gossips(one[1]):
         graph = method(*two).on(toy.WORKERS)
-        if method(*one).needs().static_graph:
+        needs = method(*one).needs()
+        if needs.static_graph:
             return "same graph in every round" if graph.cycle != 1 else "" if graph.symmetric else "symmetric"
-        return "undirected graph" if one[1] in UNDIRECTED and not graph.symmetric else ""
+        return "undirected graph" if needs.undirected and not graph.symmetric else ""
     return ""
 
 

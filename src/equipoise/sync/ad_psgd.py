@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from ..comm.base import Pending
-from ..core.errors import UserError
 from ..core.method import Metadata, option
 from ..core.vector import ModelSize
 from ..topology.analysis import WINDOW, Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
+from .base import Needs
 from .gossip import OnGraph
-from .mixing import agree, gossip_cost
+from .mixing import agree, gossip_cost, require_undirected
 from .shares import shares_of
 
 
@@ -51,6 +51,9 @@ class ADPSGD(OnGraph):
 
     topology: Topology = option(Ring(), help="whose edges are paired; undirected")
     seed: int = option(0, help="of the pairs; the same on all workers", least=0)
+
+    def needs(self) -> Needs:
+        return Needs(undirected=True)
 
     def init_state(self) -> None:
         self.pairs = agree(self.context, Pairs(self.topology, self.seed), type(self).__name__)
@@ -161,8 +164,5 @@ def _bound(key: Key) -> Topology:
     """The graph whose edges are paired."""
     assert isinstance(key.topology, Pairs)
     graph = key.topology.base.on(key.topology.size)
-    if not graph.symmetric:
-        raise UserError(
-            f"{ADPSGD.__name__} needs an undirected graph, {graph!r} is directed: use ring, torus or hypercube"
-        )
+    require_undirected(graph, ADPSGD.__name__)
     return graph

@@ -34,6 +34,7 @@ class Needs(NamedTuple):
     due_before_step: bool = False  # it must know before the step whether a round is due
     static_graph: bool = False  # the same connected graph with symmetric weights in every round
     repairs_graph: bool = False  # where W has an eigenvalue near -1 it mixes with (I + W) / 2 by itself
+    undirected: bool = False  # links that go both ways, in every round
     push_sum: bool = False  # W needs column sums of 1 only: the graph may be directed
 
 

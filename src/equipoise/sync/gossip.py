@@ -13,7 +13,7 @@ from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Sync
-from .mixing import WIRES, Mixing, RoundLinks, agree, gossip_cost, mixing_gap, require_static
+from .mixing import WIRES, Mixing, RoundLinks, agree, gossip_cost, mixing_gap, require_static, require_undirected
 from .shares import BY, HELP, weigh_gradient
 
 STATIC = "who talks to whom; the same symmetric graph in every round"
@@ -32,6 +32,8 @@ class OnGraph(Sync):
         bound.validate(push_sum=needs.push_sum)
         if needs.static_graph and size > 1:
             require_static(bound, type(self).__name__, mixes=not needs.repairs_graph)
+        if needs.undirected and size > 1:
+            require_undirected(bound, type(self).__name__)
 
     def agreed_graph(self) -> Topology:
         """The topology bound to the world size, if it suits this method and is the same on all workers."""

@@ -227,6 +227,12 @@ def require_static(bound: Topology, who: str, *, mixes: bool = True) -> None:
         )
 
 
+def require_undirected(bound: Topology, who: str) -> None:
+    """Refuse graphs with one-way links."""
+    if not bound.symmetric:
+        raise UserError(f"{who} needs an undirected graph, {bound!r} is directed: use ring, torus or hypercube")
+
+
 def made_lazy(topology: Topology, why: str, context: Context) -> Topology:
     """The same graph with (I + W) / 2; rank 0 logs a warning."""
     if context.rank == 0:
