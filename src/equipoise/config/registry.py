@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core.errors import UserError, did_you_mean
 
-AXES = ("partition", "order", "batch", "period", "topology", "sync", "data", "model")
+AXES = ("partition", "order", "batch", "period", "topology", "sync", "wire", "data", "model")
 GROUP = "equipoise.methods"  # of entry points
 
 _PACKAGE = Path(__file__).parent.parent
