@@ -26,10 +26,11 @@ from equipoise.loop.worker import Worker
 GOALS = {"D-PSGD ring": 0.85, "D-PSGD one-peer": 0.70, "DeTAG ring, one round": 1.2}
 
 
-def ours(comm: Comm, sync: eq.sync.Sync, block: int) -> tuple[Callable[[], None], Worker]:
+def ours(comm: Comm, sync: eq.sync.Sync, wire: eq.wire.Wire, block: int) -> tuple[Callable[[], None], Worker]:
     inputs, targets = images()
     data, loss = Source((inputs, targets)), nn.CrossEntropyLoss()
-    worker = Worker(Job(model=mlp, loss=loss, train=data, length=Length(epochs=1000), optimizer=sgd, sync=sync), comm)
+    job = Job(model=mlp, loss=loss, train=data, length=Length(epochs=1000), optimizer=sgd, sync=sync, wire=wire)
+    worker = Worker(job, comm)
     worker.model.train()
 
     def run() -> None:
@@ -91,13 +92,14 @@ def compare(comm: Comm, block: int, repetitions: int) -> tuple[dict[str, list[fl
         ("all-reduce", eq.sync.AllReduce()),
         ("D-PSGD ring", eq.sync.DPSGD(eq.topology.Ring())),
         ("D-PSGD one-peer", eq.sync.DPSGD(eq.topology.OnePeer())),
-        ("D-PSGD ring, bfloat16 on the wire", eq.sync.DPSGD(eq.topology.Ring(), wire="bfloat16")),
+        ("D-PSGD ring, bfloat16 on the wire", eq.sync.DPSGD(eq.topology.Ring())),
         ("D-PSGD ring, overlapped", eq.sync.DPSGD(eq.topology.Ring(), combine="before", overlap=True)),
         ("D2 ring", eq.sync.D2(eq.topology.Ring())),
         ("DSGT ring", eq.sync.DSGT(eq.topology.Ring())),
         ("DeTAG ring, one round", eq.sync.DeTAG(eq.topology.Ring())),
     ):
-        candidates[name], workers[name] = ours(comm, sync, block)
+        wire = eq.wire.BFloat16() if "bfloat16" in name else eq.wire.Float32()
+        candidates[name], workers[name] = ours(comm, sync, wire, block)
     candidates |= peers(comm, block)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(repetitions + 1):

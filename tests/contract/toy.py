@@ -16,11 +16,12 @@ from equipoise.testing.toy import TARGETS as TARGETS
 from equipoise.testing.toy import WORKERS as WORKERS
 from equipoise.testing.toy import attach as attach
 from equipoise.testing.toy import model as model
+from equipoise.testing.toy import optimizer as optimizer
 from equipoise.testing.toy import settings as settings
 from equipoise.testing.toy import train as train
 
 TRAINED = ("partition", "order", "batch", "period", "sync")
-AXES = ("partition", "order", "batch", "period", "topology", "sync")
+AXES = ("partition", "order", "batch", "period", "topology", "sync", "wire")
 
 
 def methods(*axes: str) -> list[Any]:
@@ -28,7 +29,7 @@ def methods(*axes: str) -> list[Any]:
     return [pytest.param(e.axis, e.name, id=f"{e.axis}-{e.name}") for axis in axes for e in registry.entries(axis)]
 
 
-def make(axis: str, name: str, folder: Path, workers: int = WORKERS) -> Any:
+def make(axis: str, name: str, folder: Path = Path(), workers: int = WORKERS) -> Any:
     """The method with its defaults; only those that carry out what a user wrote down get something to carry out."""
     cls = registry.get(axis, name)
     if name == "edges":

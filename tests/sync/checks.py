@@ -66,18 +66,20 @@ def same_on_processes(sync: Any, period: int = 1, steps: int = 7) -> None:
     assert np.abs(runs[0]).max() > 0
 
 
-def sends_what_cost_declares(sync: Any, period: int = 1, sizes: tuple[int, ...] = (2, 3, 4, 5), steps: int = 7) -> None:
+def sends_what_cost_declares(
+    sync: Any, period: int = 1, sizes: tuple[int, ...] = (2, 3, 4, 5), steps: int = 7, wire: Any = None
+) -> None:
     for size in sizes:
         sums: dict[int, tuple[int, int, int]] = {}
 
         def on_step(step: int, together: Any, x: np.ndarray, sums: Any = sums, size: int = size) -> None:
             comm, clock = together.comm, together.clock
             messages, bytes, rounds = sums.get(comm.rank, (0, 0, 0))
-            declared = together.sync.cost(together.sync.flat.size, comm.rank, size, clock.due, rounds)
+            declared = together.sync.cost(together.sync.context.model_size, comm.rank, size, clock.due, rounds)
             assert (comm.ledger.messages - messages, comm.ledger.bytes - bytes) == declared
             sums[comm.rank] = comm.ledger.messages, comm.ledger.bytes, clock.rounds
 
-        solve(Problem.make(size), sync, steps=steps, lr=0.01, period=period, on_step=on_step)
+        solve(Problem.make(size), sync, steps=steps, lr=0.01, period=period, wire=wire, on_step=on_step)
         assert size == 1 or sums[0][0] > 0
 
 

@@ -48,6 +48,7 @@ def solve(
     steps: int,
     lr: float,
     period: int = 1,
+    wire: Any = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     virtual: bool = True,
     report_loss: bool = True,
@@ -66,7 +67,7 @@ def solve(
         model = nn.Linear(dim, 1, bias=False, dtype=torch.float64)
         nn.init.zeros_(model.weight)
         own = optimizer(model.parameters(), lr=lr, **options)
-        with attach(model, own, sync=sync, period=period) as together:
+        with attach(model, own, sync=sync, period=period, wire=wire) as together:
             for step in range(steps):
                 own.zero_grad()
                 away = model.weight[0] - c

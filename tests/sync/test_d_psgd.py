@@ -10,6 +10,7 @@ from equipoise.core.errors import UserError
 from equipoise.core.vector import ModelSize
 from equipoise.sync import DPSGD
 from equipoise.topology import OnePeer, Ring
+from equipoise.wire import BFloat16
 
 from .checks import follows, mean_loss, resumes_from_any_step, same_on_processes, sends_what_cost_declares
 from .quadratic import Problem, error, solve
@@ -64,10 +65,10 @@ def test_a_graph_that_changes_and_adam() -> None:
 def test_bfloat16_on_the_wire_halves_the_bytes_and_little_else() -> None:
     problem = Problem.make(5)
     lr = 0.2 / problem.smoothness
-    wide, narrow = (solve(problem, DPSGD(wire=wire), steps=60, lr=lr) for wire in ("", "bfloat16"))
+    wide, narrow = (solve(problem, DPSGD(), steps=60, lr=lr, wire=wire) for wire in (None, BFloat16()))
     assert 0 < np.abs(wide - narrow).max() < 0.01
-    assert DPSGD(wire="bfloat16").cost(ModelSize(100, 4), 0, 5, True) == (2, 400)
-    sends_what_cost_declares(DPSGD(wire="bfloat16"), sizes=(5,))
+    assert DPSGD().cost(ModelSize(100, 4, wire=BFloat16()), 0, 5, True) == (2, 400)
+    sends_what_cost_declares(DPSGD(), sizes=(5,), wire=BFloat16())
 
 
 def test_overlap_is_refused_where_it_would_be_another_method() -> None:

@@ -11,6 +11,7 @@ from equipoise.core.vector import ModelSize
 from equipoise.sync import DeTAG
 from equipoise.sync.accelerated import GossipPlan, etas
 from equipoise.topology import Exponential, OnePeer, Ring, Star
+from equipoise.wire import BFloat16
 
 from .checks import (
     converges_to_the_optimum,
@@ -144,7 +145,7 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
 def test_costs_resumes_and_runs_on_processes() -> None:
     assert DeTAG().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     sends_what_cost_declares(DeTAG(rounds=3))
-    sends_what_cost_declares(DeTAG(Star(), rounds=3, overlap=True, wire="bfloat16"), sizes=(5,))
+    sends_what_cost_declares(DeTAG(Star(), rounds=3, overlap=True), sizes=(5,), wire=BFloat16())
     for overlap in (False, True):
         resumes_from_any_step(DeTAG(rounds=3, overlap=overlap))
     same_on_processes(DeTAG(rounds=3, overlap=True))

@@ -67,7 +67,6 @@ def test_learns_with_momentum_and_adam() -> None:
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
     assert DSGDmN().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
     sends_what_cost_declares(DSGDmN(OnePeer()), period=2)
-    sends_what_cost_declares(DSGDmN(wire="bfloat16"), sizes=(5,))
     resumes_from_any_step(DSGDmN(), period=2)
     same_on_processes(DSGDmN())
     refuses(DSGDmN(Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)), "the mean", workers=3)

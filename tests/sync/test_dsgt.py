@@ -106,7 +106,6 @@ def test_health_in_the_result() -> None:
 def test_costs_resumes_and_runs_on_processes() -> None:
     assert DSGT().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     sends_what_cost_declares(DSGT())
-    sends_what_cost_declares(DSGT(wire="bfloat16"), sizes=(5,))
     resumes_from_any_step(DSGT())
     resumes_from_any_step(DSGT(OnePeer()))
     same_on_processes(DSGT())

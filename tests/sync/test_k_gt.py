@@ -9,6 +9,7 @@ import torch
 from equipoise.core.vector import ModelSize
 from equipoise.sync import KGT, PeriodicAverage
 from equipoise.topology import Edges, Exponential, OnePeer, Ring
+from equipoise.wire import BFloat16
 
 from .checks import (
     converges_to_the_optimum,
@@ -90,7 +91,7 @@ def test_corrections_sum_to_zero() -> None:
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
     assert KGT().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     sends_what_cost_declares(KGT(), period=3)
-    sends_what_cost_declares(KGT(OnePeer(), wire="bfloat16"), sizes=(5,))
+    sends_what_cost_declares(KGT(OnePeer()), sizes=(5,), wire=BFloat16())
     resumes_from_any_step(KGT(), period=3)
     same_on_processes(KGT(), period=2)
     refuses(KGT(Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)), "the mean", workers=3)

@@ -175,6 +175,5 @@ def test_refusals() -> None:
 
 def test_costs_resumes_and_runs_on_processes() -> None:
     sends_what_cost_declares(MATCHA(), steps=9)
-    sends_what_cost_declares(MATCHA(wire="bfloat16"), sizes=(5,), period=2)
     resumes_from_any_step(MATCHA(), period=2)
     same_on_processes(MATCHA())

@@ -11,6 +11,7 @@ from equipoise.core.vector import ModelSize
 from equipoise.sync import MGDSGD
 from equipoise.sync.accelerated import etas
 from equipoise.topology import Exponential, OnePeer, Ring
+from equipoise.wire import BFloat16
 
 from .checks import (
     follows,
@@ -67,6 +68,6 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
 def test_costs_resumes_and_runs_on_processes() -> None:
     assert MGDSGD().cost(ModelSize(100, 4), 0, 8, True) == (6, 2400)
     sends_what_cost_declares(MGDSGD(rounds=3), period=2)
-    sends_what_cost_declares(MGDSGD(gossip="chebyshev", wire="bfloat16"), period=2, sizes=(5,))
+    sends_what_cost_declares(MGDSGD(gossip="chebyshev"), period=2, sizes=(5,), wire=BFloat16())
     resumes_from_any_step(MGDSGD(rounds=3), period=3)
     same_on_processes(MGDSGD(rounds=3), period=2)

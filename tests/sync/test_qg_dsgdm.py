@@ -82,7 +82,6 @@ def test_learns_with_adam() -> None:
 def test_costs_resumes_refuses_and_runs_on_processes() -> None:
     assert QGDSGDm().cost(ModelSize(100, 4), 0, 8, True) == (2, 800)
     sends_what_cost_declares(QGDSGDm(OnePeer()), period=2)
-    sends_what_cost_declares(QGDSGDm(wire="bfloat16"), sizes=(5,))
     resumes_from_any_step(QGDSGDm(), period=3)
     same_on_processes(QGDSGDm())
     refuses(QGDSGDm(Edges(links=[(0, 1), (1, 2), (2, 0), (0, 2)], directed=True)), "the mean", workers=3)

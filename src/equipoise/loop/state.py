@@ -80,7 +80,11 @@ def load_worker(worker: Worker, path: Path) -> None:
     if manifest["workers"] != worker.comm.size:
         load_resharded(worker, [read_worker(path, manifest, r) for r in range(manifest["workers"])])
         return
-    state = read_worker(path, manifest, worker.comm.rank)
+    put_back(worker, read_worker(path, manifest, worker.comm.rank))
+
+
+def put_back(worker: Worker, state: dict[str, Any]) -> None:
+    """What `state_of` gave, on as many workers."""
     load_trained(state, worker.model, worker.optimizer, scheduler=worker.scheduler)
     worker.control.reached = state.get("reached")
     worker.stepper.load_state_dict(state)

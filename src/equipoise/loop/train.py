@@ -178,7 +178,7 @@ def _default_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 def _fingerprint(job: Job) -> dict[str, Any]:
     """What a checkpoint must agree with; a recipe has more to say than arguments do."""
-    methods = {axis: getattr(job, axis) for axis in ("partition", "order", "batch", "period", "sync")}
+    methods = {axis: getattr(job, axis) for axis in ("partition", "order", "batch", "period", "sync", "wire")}
     settings = {name: getattr(job, name) for name in ("buffers", "drop_last", "clip", "seed")}
     return flattened(tables_of(methods) | settings | {"autocast": str(job.autocast), "examples": len(job.train)})
 

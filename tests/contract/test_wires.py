@@ -1,0 +1,219 @@
+"""Every sync through every wire: refused in one line, or it trains, resumes, and sends what it declares, to the bit.
+
+A pair runs once on 4 virtual workers: its ledger is compared with the declared cost at every step, and its state is
+kept in memory in the middle. All pairs of one wire run in one group of processes, one after the other.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.base import Comm
+from equipoise.config import registry
+from equipoise.config.defaults import chosen_batch, chosen_period
+from equipoise.config.fit import check_fit
+from equipoise.core.errors import UserError
+from equipoise.data.source import Source
+from equipoise.loop.evaluate import swapped, undisturbed, vector_of
+from equipoise.loop.job import Job, Length
+from equipoise.loop.result import counters
+from equipoise.loop.state import put_back, state_of
+from equipoise.loop.worker import Worker
+from equipoise.testing.promises import BITS, same
+
+from . import toy
+
+SHORT, LONG = 8, 20  # steps: into the second epoch; to a lower loss
+
+S = eq.sync
+SYNCS = {name: registry.get("sync", name)() for name in registry.names("sync")} | {
+    "diloco-in-3-fragments": S.DiLoCo(fragments=3),
+    "diloco-delayed": S.DiLoCo(delay=1, fragments=2),
+    "diloco-delayed-by-2": S.DiLoCo(delay=2, fragments=2),
+    "d-psgd-overlapped": S.DPSGD(combine="before", overlap=True),
+    "detag-overlapped": S.DeTAG(overlap=True),
+    "k-gt-one-peer": S.KGT(eq.topology.OnePeer()),
+    "lsgd-in-2-groups": S.LSGD(groups=2),
+}
+WIRES = {name: toy.make("wire", name) for name in registry.names("wire")}
+NARROW = [name for name, wire in WIRES.items() if not wire.plain]
+
+
+def period_of(sync: str) -> Any:
+    if SYNCS[sync].needs().every_step or getattr(SYNCS[sync], "overlap", False):
+        return chosen_period(1)
+    return chosen_period(3 if getattr(SYNCS[sync], "delay", 0) > 1 else 2)
+
+
+def saved_at(sync: str) -> int:
+    """A step inside a round, or one at which a delayed message is in flight."""
+    return 4 if getattr(SYNCS[sync], "delay", 0) else 5
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Longer steps than the toy's, and fewer: there are many pairs."""
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def refusal(wire: str, sync: str, workers: int = toy.WORKERS) -> UserError | None:
+    try:
+        check_fit(period=period_of(sync), sync=SYNCS[sync], wire=WIRES[wire], workers=workers)
+    except UserError as error:
+        return error
+    return None
+
+
+PAIRS = [(wire, sync) for wire in NARROW for sync in SYNCS]
+FITTING = [pytest.param(*pair, id="-".join(pair)) for pair in PAIRS if refusal(*pair) is None]
+REFUSED = [pytest.param(*pair, id="-".join(pair)) for pair in PAIRS if refusal(*pair) is not None]
+
+
+def job_of(wire: str, sync: str) -> Job:
+    return Job(
+        toy.model,
+        nn.CrossEntropyLoss(),
+        Source((toy.INPUTS, toy.TARGETS)),
+        Length(steps=LONG),
+        optimizer,
+        batch=chosen_batch(8),
+        period=period_of(sync),
+        sync=SYNCS[sync],
+        wire=WIRES[wire],
+    )
+
+
+def go_on(worker: Worker, step: int, each: Callable[[Worker], None] = Worker.step) -> None:  # type: ignore[assignment]
+    while worker.clock.step < step:
+        if worker.position.steps_left == 0:
+            worker.clock.epoch += 1
+            worker.position.begin(worker.clock.epoch)
+        each(worker)
+
+
+def counted_step() -> Callable[[Worker], None]:
+    """One step; the ledger grows by the declared cost, that of a delayed message when it arrives."""
+    in_flight: list[tuple[int, int]] = []
+
+    def step(worker: Worker) -> None:
+        comm, rounds = worker.comm, worker.clock.rounds
+        messages, sent = comm.ledger.messages, comm.ledger.bytes
+        worker.step()
+        counted = comm.ledger.messages - messages, comm.ledger.bytes - sent
+        in_flight.append(worker.sync.cost(worker.context.model_size, comm.rank, comm.size, worker.clock.due, rounds))
+        declared = in_flight.pop(0) if len(in_flight) > getattr(worker.sync, "delay", 0) else (0, 0)
+        where = f"rank {comm.rank} of {comm.size}, step {worker.clock.step}"
+        assert counted == declared, f"{where}: sent {counted} (messages, bytes), declared {declared}"
+
+    return step
+
+
+def short_run(job: Job, comm: Comm) -> dict[str, Any]:
+    comm.ledger.load_state_dict({"messages": 0, "bytes": 0})  # the group has run other pairs before
+    worker = Worker(job, comm)
+    go_on(worker, SHORT)
+    end = counters(worker.stepper)
+    worker.sync.finish()
+    return end
+
+
+@cache
+def trained(wire: str, sync: str) -> dict[str, Any]:
+    """The state in the middle (by rank), the end of a short run, and the loss of the mean model after a long one."""
+    job = job_of(wire, sync)
+
+    def run(comm: Comm) -> dict[str, Any]:
+        worker = Worker(job, comm)
+        step = counted_step()
+        go_on(worker, saved_at(sync), step)
+        saved = io.BytesIO()
+        torch.save(state_of(worker), saved)
+        go_on(worker, SHORT, step)
+        end = counters(worker.stepper)
+        go_on(worker, LONG, step)
+        worker.sync.finish()
+        mean = vector_of(worker.stepper, "mean")
+        assert mean is not None
+        with undisturbed(worker.model), swapped(worker.stepper, mean, own=False), torch.no_grad():
+            loss = nn.functional.cross_entropy(worker.model.eval()(toy.INPUTS), toy.TARGETS).item()
+        return {"saved": saved, "end": end, "loss": loss, "bytes": comm.ledger.bytes}
+
+    rows = eq.spawn(run, toy.WORKERS, virtual=True)
+    return {**rows[0], "saved": [row["saved"] for row in rows], "bytes": sum(row["bytes"] for row in rows)}
+
+
+@cache
+def on_processes(wire: str) -> dict[str, dict[str, Any] | str]:
+    """The ends of all short runs through one wire, in one group."""
+    jobs = {sync: job_of(wire, sync) for sync in SYNCS if refusal(wire, sync) is None}
+
+    def run(comm: Comm) -> dict[str, dict[str, Any] | str]:
+        return {sync: short_run(job, comm) for sync, job in jobs.items()}
+
+    ends: dict[str, dict[str, Any] | str] = eq.spawn(run, toy.WORKERS, deterministic=True, timeout=60)[0]
+    return ends
+
+
+@pytest.mark.parametrize(("wire", "sync"), REFUSED)
+def test_refused_in_one_line(wire: str, sync: str) -> None:
+    error = refusal(wire, sync)
+    assert error is not None
+    assert "\n" not in str(error)
+    assert f"wire {wire}:" in str(error)
+    assert type(SYNCS[sync]).__name__ in str(error)
+    assert ": use " in str(error)
+    assert str(error).endswith("float32"), "what always fits"
+    suggested = [name for name in NARROW if name in str(error).rpartition(": use ")[2].replace(",", "").split()]
+    assert all(refusal(name, sync) is None for name in suggested)
+    with pytest.raises(UserError, match="cannot send through wire"):
+        toy.train(SYNCS[sync], wire=WIRES[wire], period=period_of(sync), steps=1)
+
+
+@pytest.mark.parametrize(("wire", "sync"), FITTING)
+def test_trains_and_sends_what_it_declares(wire: str, sync: str) -> None:
+    before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
+    after = trained(wire, sync)["loss"]
+    assert after < 0.7 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
+
+
+@pytest.mark.parametrize(("wire", "sync"), FITTING)
+def test_resumes_to_the_same_bits(wire: str, sync: str) -> None:
+    job, files = job_of(wire, sync), trained(wire, sync)["saved"]
+
+    def run(comm: Comm) -> dict[str, Any]:
+        worker = Worker(job, comm)
+        files[comm.rank].seek(0)
+        put_back(worker, torch.load(files[comm.rank], weights_only=True))
+        go_on(worker, SHORT)
+        end = counters(worker.stepper)
+        worker.sync.finish()
+        return end
+
+    same(eq.spawn(run, toy.WORKERS, virtual=True)[0], trained(wire, sync)["end"], BITS)
+
+
+@pytest.mark.parametrize(("wire", "sync"), FITTING)
+def test_processes_give_the_bits_of_virtual_workers(wire: str, sync: str) -> None:
+    same(on_processes(wire)[sync], trained(wire, sync)["end"], BITS)
+
+
+@pytest.mark.parametrize(("wire", "sync"), FITTING)
+def test_sends_what_it_declares_on_other_world_sizes(wire: str, sync: str) -> None:
+    job = job_of(wire, sync)
+    for workers in (2, 3, 5):
+        if refusal(wire, sync, workers) is None:
+            eq.spawn(lambda comm: go_on(Worker(job, comm), 5, counted_step()), workers, virtual=True)
+
+
+@pytest.mark.parametrize("sync", ["all-reduce", "diloco-delayed", "d-psgd", "lsgd"])
+@pytest.mark.parametrize("wire", NARROW)
+def test_own_loop_gives_the_bits_of_train(wire: str, sync: str) -> None:
+    chosen = {"wire": WIRES[wire], "period": period_of(sync), "steps": SHORT}
+    same(toy.attach(SYNCS[sync], **chosen), trained(wire, sync)["end"], BITS)
