@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import equipoise as eq
 from equipoise.config import registry
 
 from ..contract import toy
 
-AXES = ("sync", "topology", "order", "batch", "partition", "period")
+AXES = ("sync", "topology", "order", "batch", "partition", "period", "wire")
 Choice = tuple[str, str]  # axis, name
 
 
@@ -42,7 +43,17 @@ def refusal(a: Choice, b: Choice) -> str:
         if needs.static_graph:
             return "same graph in every round" if graph.cycle != 1 else "" if graph.symmetric else "symmetric"
         return "undirected graph" if needs.undirected and not graph.symmetric else ""
+    if axes == ("sync", "wire"):
+        return "" if takes(method(*one), method(*two)) else "cannot send through wire"
+    if axes == ("topology", "wire"):
+        # So it is with every sync that takes a topology and more wires than casts.
+        return "" if takes(eq.sync.DPSGD(method(*one)), method(*two)) else "changes from round to round"
     return ""
+
+
+def takes(sync: Any, wire: Any) -> bool:
+    wires, _ = sync.takes_wires(toy.WORKERS)
+    return wire.plain or {"all": True, "dense": wire.dense, "casts": wire.memoryless, "none": False}[wires]
 
 
 @cache

@@ -29,6 +29,7 @@ def words(recipe: dict[str, str]) -> str:
 def train(recipe: dict[str, str], folder: Path, **changes: Any) -> dict[str, Any]:
     chosen = {axis: toy.make(axis, name, folder) for axis, name in recipe.items()}
     if "topology" in chosen:
+        chosen.setdefault("sync", eq.sync.DPSGD())
         chosen["sync"] = dataclasses.replace(chosen["sync"], topology=chosen.pop("topology"))
     if "period" not in recipe and "sync" in chosen and not chosen["sync"].needs().every_step:
         chosen["period"] = eq.period.Every(2)
