@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from equipoise.testing.toy import train as train
 TRAINED = ("partition", "order", "batch", "period", "sync")
 AXES = ("partition", "order", "batch", "period", "topology", "sync", "wire")
 
+SMALL = {"keep": 1 / 4, "block": 32, "chunk": 16}  # options of a wire for a model of 160 parameters
+
 
 def methods(*axes: str) -> list[Any]:
     """Every registered method of these axes, as pytest parameters."""
@@ -30,7 +33,10 @@ def methods(*axes: str) -> list[Any]:
 
 
 def make(axis: str, name: str, folder: Path = Path(), workers: int = WORKERS) -> Any:
-    """The method with its defaults; only those that carry out what a user wrote down get something to carry out."""
+    """The method with its defaults, and a wire with blocks that are small enough for the toy's model.
+
+    Only those that carry out what a user wrote down get something to carry out.
+    """
     cls = registry.get(axis, name)
     if name == "edges":
         return cls(links=[(i, i + 1) for i in range(workers - 1)])
@@ -38,4 +44,7 @@ def make(axis: str, name: str, folder: Path = Path(), workers: int = WORKERS) ->
         path = folder / f"partition-{workers}.json"
         path.write_text(json.dumps({"blocks": [list(range(r, EXAMPLES, workers)) for r in range(workers)]}))
         return cls(path=str(path))
+    if axis == "wire":
+        fields = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{option: value for option, value in SMALL.items() if option in fields})
     return cls()
