@@ -31,7 +31,7 @@ from equipoise.testing.promises import BITS, same
 
 from . import toy
 
-SHORT, LONG = 8, 20  # steps: into the second epoch; to a lower loss
+LONG = 16  # steps to a lower loss
 
 S = eq.sync
 SYNCS = {name: registry.get("sync", name)() for name in registry.names("sync")} | {
@@ -50,12 +50,21 @@ NARROW = [name for name, wire in WIRES.items() if not wire.plain]
 def period_of(sync: str) -> Any:
     if SYNCS[sync].needs().every_step or getattr(SYNCS[sync], "overlap", False):
         return chosen_period(1)
-    return chosen_period(3 if getattr(SYNCS[sync], "delay", 0) > 1 else 2)
+    return chosen_period(3 if delay_of(sync) > 1 else 2)
+
+
+def delay_of(sync: str) -> int:
+    return getattr(SYNCS[sync], "delay", 0) if sync.startswith("diloco") else 0
 
 
 def saved_at(sync: str) -> int:
-    """A step inside a round, or one at which a delayed message is in flight."""
-    return 4 if getattr(SYNCS[sync], "delay", 0) else 5
+    """A step inside a round, or one after which a delayed message is in flight."""
+    return int(period_of(sync).steps) if delay_of(sync) else 3
+
+
+def short_of(sync: str) -> int:
+    """Steps to the end of the next round after that."""
+    return 4 + delay_of(sync)
 
 
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -98,7 +107,7 @@ def go_on(worker: Worker, step: int, each: Callable[[Worker], None] = Worker.ste
         each(worker)
 
 
-def counted_step() -> Callable[[Worker], None]:
+def counted_step(delay: int) -> Callable[[Worker], None]:
     """One step; the ledger grows by the declared cost, that of a delayed message when it arrives."""
     in_flight: list[tuple[int, int]] = []
 
@@ -108,17 +117,17 @@ def counted_step() -> Callable[[Worker], None]:
         worker.step()
         counted = comm.ledger.messages - messages, comm.ledger.bytes - sent
         in_flight.append(worker.sync.cost(worker.context.model_size, comm.rank, comm.size, worker.clock.due, rounds))
-        declared = in_flight.pop(0) if len(in_flight) > getattr(worker.sync, "delay", 0) else (0, 0)
+        declared = in_flight.pop(0) if len(in_flight) > delay else (0, 0)
         where = f"rank {comm.rank} of {comm.size}, step {worker.clock.step}"
         assert counted == declared, f"{where}: sent {counted} (messages, bytes), declared {declared}"
 
     return step
 
 
-def short_run(job: Job, comm: Comm) -> dict[str, Any]:
+def short_run(wire: str, sync: str, comm: Comm) -> dict[str, Any]:
     comm.ledger.load_state_dict({"messages": 0, "bytes": 0})  # the group has run other pairs before
-    worker = Worker(job, comm)
-    go_on(worker, SHORT)
+    worker = Worker(job_of(wire, sync), comm)
+    go_on(worker, short_of(sync))
     end = counters(worker.stepper)
     worker.sync.finish()
     return end
@@ -131,11 +140,11 @@ def trained(wire: str, sync: str) -> dict[str, Any]:
 
     def run(comm: Comm) -> dict[str, Any]:
         worker = Worker(job, comm)
-        step = counted_step()
+        step = counted_step(delay_of(sync))
         go_on(worker, saved_at(sync), step)
         saved = io.BytesIO()
         torch.save(state_of(worker), saved)
-        go_on(worker, SHORT, step)
+        go_on(worker, short_of(sync), step)
         end = counters(worker.stepper)
         go_on(worker, LONG, step)
         worker.sync.finish()
@@ -150,14 +159,13 @@ def trained(wire: str, sync: str) -> dict[str, Any]:
 
 
 @cache
-def on_processes(wire: str) -> dict[str, dict[str, Any] | str]:
+def on_processes(wire: str) -> dict[str, dict[str, Any]]:
     """The ends of all short runs through one wire, in one group."""
-    jobs = {sync: job_of(wire, sync) for sync in SYNCS if refusal(wire, sync) is None}
 
-    def run(comm: Comm) -> dict[str, dict[str, Any] | str]:
-        return {sync: short_run(job, comm) for sync, job in jobs.items()}
+    def run(comm: Comm) -> dict[str, dict[str, Any]]:
+        return {sync: short_run(wire, sync, comm) for sync in SYNCS if refusal(wire, sync) is None}
 
-    ends: dict[str, dict[str, Any] | str] = eq.spawn(run, toy.WORKERS, deterministic=True, timeout=60)[0]
+    ends: dict[str, dict[str, Any]] = eq.spawn(run, toy.WORKERS, deterministic=True, timeout=60)[0]
     return ends
 
 
@@ -180,7 +188,7 @@ def test_refused_in_one_line(wire: str, sync: str) -> None:
 def test_trains_and_sends_what_it_declares(wire: str, sync: str) -> None:
     before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
     after = trained(wire, sync)["loss"]
-    assert after < 0.7 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
+    assert after < 0.75 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
 
 
 @pytest.mark.parametrize(("wire", "sync"), FITTING)
@@ -191,7 +199,7 @@ def test_resumes_to_the_same_bits(wire: str, sync: str) -> None:
         worker = Worker(job, comm)
         files[comm.rank].seek(0)
         put_back(worker, torch.load(files[comm.rank], weights_only=True))
-        go_on(worker, SHORT)
+        go_on(worker, short_of(sync))
         end = counters(worker.stepper)
         worker.sync.finish()
         return end
@@ -207,13 +215,16 @@ def test_processes_give_the_bits_of_virtual_workers(wire: str, sync: str) -> Non
 @pytest.mark.parametrize(("wire", "sync"), FITTING)
 def test_sends_what_it_declares_on_other_world_sizes(wire: str, sync: str) -> None:
     job = job_of(wire, sync)
+    delay = delay_of(sync)
+    if not delay:
+        job.period = chosen_period(1)
     for workers in (2, 3, 5):
         if refusal(wire, sync, workers) is None:
-            eq.spawn(lambda comm: go_on(Worker(job, comm), 5, counted_step()), workers, virtual=True)
+            eq.spawn(lambda comm: go_on(Worker(job, comm), 3 + delay, counted_step(delay)), workers, virtual=True)
 
 
 @pytest.mark.parametrize("sync", ["all-reduce", "diloco-delayed", "d-psgd", "lsgd"])
 @pytest.mark.parametrize("wire", NARROW)
 def test_own_loop_gives_the_bits_of_train(wire: str, sync: str) -> None:
-    chosen = {"wire": WIRES[wire], "period": period_of(sync), "steps": SHORT}
-    same(toy.attach(SYNCS[sync], **chosen), trained(wire, sync)["end"], BITS)
+    chosen = {"wire": WIRES[wire], "period": period_of(sync), "steps": 6}
+    same(toy.attach(SYNCS[sync], **chosen), toy.train(SYNCS[sync], **chosen).result, BITS)
