@@ -6,9 +6,11 @@ kept in memory in the middle. All pairs of one wire run in one group of processe
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ from equipoise.comm.base import Comm
 from equipoise.config import registry
 from equipoise.config.defaults import chosen_batch, chosen_period
 from equipoise.config.fit import check_fit
-from equipoise.core.errors import UserError
+from equipoise.core.errors import CheckpointError, UserError
+from equipoise.core.vector import Flat
 from equipoise.data.source import Source
 from equipoise.loop.evaluate import swapped, undisturbed, vector_of
 from equipoise.loop.job import Job, Length
@@ -32,6 +35,7 @@ from equipoise.testing.promises import BITS, same
 from . import toy
 
 LONG = 16  # steps to a lower loss
+MODEL = toy.model()
 
 S = eq.sync
 SYNCS = {name: registry.get("sync", name)() for name in registry.names("sync")} | {
@@ -87,7 +91,7 @@ REFUSED = [pytest.param(*pair, id="-".join(pair)) for pair in PAIRS if refusal(*
 
 def job_of(wire: str, sync: str) -> Job:
     return Job(
-        toy.model,
+        lambda: copy.deepcopy(MODEL),
         nn.CrossEntropyLoss(),
         Source((toy.INPUTS, toy.TARGETS)),
         Length(steps=LONG),
@@ -158,6 +162,12 @@ def trained(wire: str, sync: str) -> dict[str, Any]:
     return {**rows[0], "saved": [row["saved"] for row in rows], "bytes": sum(row["bytes"] for row in rows)}
 
 
+def declared(sync: str, wire: Any) -> int:
+    """Bytes of all workers in four rounds."""
+    size = Flat(toy.model()).size._replace(wire=wire)
+    return sum(SYNCS[sync].cost(size, rank, toy.WORKERS, True, round)[1] for rank in range(4) for round in range(4))
+
+
 @cache
 def on_processes(wire: str) -> dict[str, dict[str, Any]]:
     """The ends of all short runs through one wire, in one group."""
@@ -187,7 +197,8 @@ def test_refused_in_one_line(wire: str, sync: str) -> None:
 @pytest.mark.parametrize(("wire", "sync"), FITTING)
 def test_trains_and_sends_what_it_declares(wire: str, sync: str) -> None:
     before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
-    after = trained(wire, sync)["loss"]
+    after = trained(wire, sync)["loss"]  # the ledger is compared with the cost at every step
+    assert declared(sync, WIRES[wire]) < declared(sync, None)
     assert after < 0.75 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
 
 
@@ -228,3 +239,9 @@ def test_sends_what_it_declares_on_other_world_sizes(wire: str, sync: str) -> No
 def test_own_loop_gives_the_bits_of_train(wire: str, sync: str) -> None:
     chosen = {"wire": WIRES[wire], "period": period_of(sync), "steps": 6}
     same(toy.attach(SYNCS[sync], **chosen), toy.train(SYNCS[sync], **chosen).result, BITS)
+
+
+def test_a_checkpoint_agrees_on_the_wire(tmp_path: Path) -> None:
+    toy.train(S.PeriodicAverage(), wire=eq.wire.Float16(), steps=3, out=tmp_path)
+    with pytest.raises(CheckpointError, match="wire.name: float16 in the checkpoint, bfloat16 now"):
+        toy.train(S.PeriodicAverage(), wire=eq.wire.BFloat16(), steps=6, out=tmp_path, resume=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from ..core.errors import UserError
@@ -85,7 +86,7 @@ class Gossip(OnGraph):
                     f"{type(self).__name__} needs a wire that leaves out less than it sends, {wire!r} does not: keep "
                     "more, or use feedback=1"
                 )
-            width = 1.0 - graph.on(context.size).lambda_min() if static else 0.0
+            width = _width(graph.on(context.size)) if static else 0.0
             # Of rank 0: were it not the same everywhere, the mean would move.
             gamma = context.comm.gather_objects(consensus_step(error, width))[0]
         return wire.replicas("gossip", self.vectors, gamma, tracks=static)
@@ -110,3 +111,10 @@ class Gossip(OnGraph):
         if not due:
             return 0, 0
         return gossip_cost(self.topology, model, rank, size, round, vectors=self.vectors)
+
+
+def _width(graph: Topology) -> float:
+    """The largest distance of an eigenvalue of W from 1; those of a directed graph are complex."""
+    if graph.symmetric:
+        return 1.0 - graph.lambda_min()
+    return float(np.abs(1.0 - np.linalg.eigvals(graph.matrix())).max())
