@@ -54,6 +54,7 @@ class Quantised(RowWire):
     """Final here: everything but the number of bits. A block is a row."""
 
     collective: ClassVar[str] = "all-to-all"
+    dense: ClassVar[bool] = True
     bits: ClassVar[int]
 
     block: int = option(256, help="elements that share a scale", least=1)
