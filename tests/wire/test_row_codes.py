@@ -16,7 +16,7 @@ from equipoise.wire.dct import Dct, dct_matrix
 from equipoise.wire.int4 import Int4
 from equipoise.wire.int8 import Int8
 from equipoise.wire.pack import pack, packed_bytes, unpack
-from equipoise.wire.quantise import Quantised
+from equipoise.wire.quantise import Quantised, dequantise, quantise
 from equipoise.wire.rows import RowWire
 from equipoise.wire.sign import Sign
 from equipoise.wire.sparse import decode_sparse, encode_sparse, kept, largest, two_levels
@@ -56,7 +56,7 @@ def worst(wire: RowWire, length: int) -> float:
     """The largest |C(v) - v|^2 / |v|^2 of a row that theory allows, rounding of the scales included."""
     if isinstance(wire, Quantised):
         half = 2 ** (wire.bits - 1)
-        step = (1 + 2.01 * BF16) / (half - 0.5 if wire.rounding == "nearest" else half - 1)
+        step: float = (1 + 2.01 * BF16) / (half - 0.5 if wire.rounding == "nearest" else half - 1)
         return length * step**2 * (0.25 if wire.rounding == "nearest" else 1.0)
     if isinstance(wire, Sign):
         return 1 - 1 / length + BF16**2
@@ -194,7 +194,7 @@ def test_stochastic_rounding_is_unbiased(wire: RowWire) -> None:
     rows = vector.expand(draws, -1)
     out = torch.zeros_like(rows)
     wire.add_decoded_rows(wire.encode_rows(rows, DRAW), out, 1.0)
-    step = float(out.unique().diff().min())
+    step = float(torch.unique(out).diff().min())
     error = (out.double().mean(0) - vector).abs()
     assert error.max() <= 5 * (step / 2) / math.sqrt(draws), "an element has a standard deviation of at most step / 2"
     assert out.std(0).max() > 0.4 * step
@@ -208,6 +208,20 @@ def test_the_whole_range_is_used(bits: int) -> None:
         error = (decoded(wire, vector) - vector).abs().max()
         smaller = min(float(vector.max()), -float(vector.min()))
         assert error <= 0.5 * 1.01 * max(1 / half, smaller / (half - 0.5))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_no_element_is_farther_than_half_a_step(bits: int) -> None:
+    """Nor where both ends of the range are reached and the scale had to be rounded."""
+    half = 2 ** (bits - 1)
+    rows = torch.linspace(1, 2, 500).unsqueeze(1) * torch.tensor([-1.0, (half - 0.5) / half, 0.3, 0.0])
+    for signed in (rows, -rows):
+        scale, integers = dequantise(quantise(signed, bits), bits, 4)
+        assert ((scale * integers - signed).abs() <= 0.50001 * scale.abs()).all()
+
+
+def test_how_many_are_kept() -> None:
+    assert [kept(7, 0.2), kept(4096, 1 / 64), kept(1, 1e-9), kept(5, 1.0)] == [2, 64, 1, 5]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -18,7 +18,7 @@ GROUPS = 8
 
 def kept(length: int, keep: float) -> int:
     """How many elements of a row are sent."""
-    return min(length, max(1, math.ceil(keep * length)))
+    return min(length, math.ceil(keep * length))
 
 
 def sparse_bytes(length: int, keep: float, values: int) -> int:
