@@ -19,6 +19,7 @@ LAYERS = [
     {"config"},
     {"comm"},
     {"data", "launch", "topology", "signal", "period"},
+    {"wire"},
     {"models", "partition", "order", "sync", "flatness"},
     {"batch"},
     {"checkpoint", "observe"},

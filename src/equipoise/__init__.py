@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import batch, order, partition, period, signal, sync, testing, topology
+    from . import batch, order, partition, period, signal, sync, testing, topology, wire
     from .config.citations import cite as cite
     from .config.recipe import Recipe as Recipe
     from .config.registry import register as register
@@ -52,9 +52,10 @@ __all__ = [
     "testing",
     "topology",
     "train",
+    "wire",
 ]
 
-_PACKAGES = ("batch", "order", "partition", "period", "signal", "sync", "testing", "topology")
+_PACKAGES = ("batch", "order", "partition", "period", "signal", "sync", "testing", "topology", "wire")
 _HOMES = {
     "cite": "config.citations",
     "Cluster": "simulate.cluster",

@@ -25,9 +25,10 @@ def forecast(recipe: Recipe) -> str:
 
 def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     flat = Flat(job.model())
+    size = flat.size._replace(wire=None if job.wire.plain else job.wire)
     sync = job.sync if workers > 1 else NoSync()
     without_round, with_round = (
-        [sum(column) for column in zip(*(sync.cost(flat.size, r, workers, due) for r in range(workers)), strict=True)]
+        [sum(column) for column in zip(*(sync.cost(size, r, workers, due) for r in range(workers)), strict=True)]
         for due in (False, True)
     )
     rows = [

@@ -20,6 +20,7 @@ _QUESTIONS = {
     "period": "when workers communicate: a name, or a number H for every H steps",
     "topology": "which workers communicate with each other",
     "sync": "what they exchange and how they combine it",
+    "wire": "how vectors travel: as they are, or compressed",
     "data": "what to train on",
     "model": "what to train",
 }

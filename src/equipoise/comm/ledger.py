@@ -6,7 +6,17 @@ simulated and the three kinds sum to the worker's simulated time; otherwise they
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Deferred:
+    """Messages that were sent and count later, when what they belong to is complete."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 @dataclass
@@ -25,6 +35,15 @@ class Ledger:
         if self.counting:
             self.messages += messages
             self.bytes += bytes
+
+    @contextlib.contextmanager
+    def deferred(self, cost: Deferred) -> Iterator[None]:
+        """Count in `cost` instead of here: a resumed run sends what was in flight again, and it must count once."""
+        before = self.messages, self.bytes
+        yield
+        cost.messages += self.messages - before[0]
+        cost.bytes += self.bytes - before[1]
+        self.messages, self.bytes = before
 
     def attribute_wait(self, least: float) -> None:
         """Move unattributed seconds beyond the `least` of all workers to `wait`: the last to arrive did not wait."""

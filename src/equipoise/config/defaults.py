@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..partition.base import Partition
     from ..period.base import Period
     from ..sync.base import Sync
+    from ..wire.base import Wire
 
 NAMES = {
     "partition": "iid",
@@ -19,6 +20,7 @@ NAMES = {
     "batch": "fixed",
     "period": "every",
     "topology": "ring",
+    "wire": "float32",
     "data": "digits",
 }
 WORKERS = 4
@@ -54,6 +56,10 @@ def chosen_batch(batch: Batch | int | list[int] | None) -> Batch:
 
 def chosen_sync(sync: Sync | None, period: Period) -> Sync:
     return sync if sync is not None else get("sync", sync_name(period.at_every_step()))()
+
+
+def chosen_wire(wire: Wire | None) -> Wire:
+    return wire if wire is not None else default("wire")
 
 
 def chosen_order(order: Order | None) -> Order:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..partition.base import Partition
     from ..period.base import Period
     from ..sync.base import Sync
+    from ..wire.base import Wire
 
 BUFFERS = ("local", "average", "recompute")
 NONFINITE = ("stop", "skip")
@@ -26,6 +27,7 @@ def check_fit(
     order: Order | None = None,
     batch: Batch | None = None,
     partition: Partition | None = None,
+    wire: Wire | None = None,
     workers: int | None = None,
 ) -> None:
     """Refuse choices that cannot work together, with the fix.
@@ -45,6 +47,8 @@ def check_fit(
         raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
     if workers is not None and workers > 1:
         sync.check_graph(workers)
+        if wire is not None and not wire.plain:
+            _check_wire(sync, wire, workers)
 
 
 def _check_sync(period: Period, sync: Sync) -> None:
@@ -61,6 +65,14 @@ def _check_sync(period: Period, sync: Sync) -> None:
             f"{type(sync).__name__} communicates at every step, so {what} means nothing: use periodic-average to "
             "communicate rarely"
         )
+
+
+def _check_wire(sync: Sync, wire: Wire, workers: int) -> None:
+    takes, why = sync.takes_wires(workers)
+    fits = {"all": True, "dense": wire.dense, "casts": wire.memoryless, "none": False}
+    if not fits[takes]:
+        others = {"dense": "int8, int4, bfloat16, float16 or ", "casts": "bfloat16, float16 or "}.get(takes, "")
+        raise UserError(f"{type(sync).__name__} cannot send through wire {name_of(wire)}: {why}: use {others}float32")
 
 
 def _check_asynchronous(period: Period, order: Order | None, batch: Batch | None) -> None:

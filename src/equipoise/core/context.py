@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from ..comm.base import Comm
     from ..loop.fresh_gradients import FreshGradients
-    from .vector import Flat
+    from ..wire.base import Wire
+    from .vector import Flat, ModelSize
 
 
 def no_op_emit(event: str, **fields: Any) -> None:
@@ -55,6 +56,7 @@ class Context:
     clock: Clock = field(default_factory=Clock)
     worker: WorkerInfo = _FROM_COMM
     flat: Flat | None = None  # the model
+    wire: Wire | None = None  # compresses what a sync sends; None: vectors travel as they are
     optimizer: torch.optim.Optimizer | None = None
     clip: float | None = None  # the norm to which the loop clips gradients
     averages: str = ""  # what a round of the sync averages anyway: "gradient", "parameters" or neither
@@ -73,6 +75,12 @@ class Context:
     @property
     def size(self) -> int:
         return self.worker.size
+
+    @property
+    def model_size(self) -> ModelSize:
+        """What the cost of a message depends on."""
+        assert self.flat is not None
+        return self.flat.size._replace(wire=self.wire)
 
     def redescribe(self, worker: WorkerInfo) -> None:
         """For the loop alone: examples were redistributed, so all methods of this worker see another description."""

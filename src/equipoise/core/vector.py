@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from ..wire.base import Wire
 
 
 class Slice(NamedTuple):
@@ -32,6 +35,8 @@ class ModelSize(NamedTuple):
     elements: int  # trainable parameters
     itemsize: int  # bytes of one
     layers: int = 1  # parameter tensors
+    shapes: tuple[tuple[int, ...], ...] = ()  # of these
+    wire: Wire | None = None  # what compresses messages; None: vectors travel as they are
 
 
 class Flat:
@@ -94,7 +99,8 @@ class Flat:
 
     @property
     def size(self) -> ModelSize:
-        return ModelSize(len(self), self.x.element_size(), len(self.slices))
+        shapes = tuple(tuple(s.shape) for s in self.slices)
+        return ModelSize(len(self), self.x.element_size(), len(self.slices), shapes)
 
     @torch.no_grad()
     def widen(self, elements: int) -> torch.Tensor:

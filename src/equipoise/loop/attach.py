@@ -17,7 +17,7 @@ from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
 from ..comm.base import Comm
 from ..comm.current import current_comm
-from ..config.defaults import chosen_period, chosen_sync
+from ..config.defaults import chosen_period, chosen_sync, chosen_wire
 from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_fit, check_settings
 from ..core.context import WorkerInfo, describe
@@ -27,6 +27,7 @@ from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
+from ..wire.base import Wire
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow
 from .result import counters
@@ -79,6 +80,7 @@ class attach:
         optimizer: torch.optim.Optimizer,
         *,
         sync: Sync | None = None,
+        wire: Wire | None = None,
         period: Period | int | None = None,
         clip: float | None = None,
         scaler: Any = None,
@@ -96,6 +98,7 @@ class attach:
     ):
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
+        self.wire_choice = chosen_wire(wire)
         check_settings(buffers=buffers, nonfinite=nonfinite, seed=seed)
         if buffers == "recompute":
             raise UserError("buffers = 'recompute': local or average; recompute them in your own evaluation")
@@ -125,13 +128,14 @@ class attach:
     def __enter__(self) -> attach:
         self.comm: Comm = current_comm()
         self.comm.seed = self.seed
-        check_fit(period=self.period_choice, sync=self.sync_choice, workers=self.comm.size)
+        check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=self.comm.size)
         self.step = Step(
             self.model,
             self.optimizer,
             self.comm,
             self._describe(),
             sync=self.sync_choice,
+            wire=self.wire_choice,
             period=self.period_choice,
             clip=self.clip,
             buffers=self.buffer_policy,
@@ -171,7 +175,11 @@ class attach:
         return dataclasses.replace(known, seed=self.seed, shares=tuple(self.comm.gather_objects(share)))
 
     def _fingerprint(self) -> dict[str, Any]:
-        methods: dict[str, Any] = {"period": self.period_choice, "sync": self.sync_choice}
+        methods: dict[str, Any] = {
+            "period": self.period_choice,
+            "sync": self.sync_choice,
+            "wire": self.wire_choice,
+        }
         if self.sampler is not None:
             chosen = self.sampler
             methods |= {"partition": chosen.partition, "order": chosen.order_choice, "batch": chosen.batch_choice}

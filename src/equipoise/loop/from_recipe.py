@@ -55,7 +55,7 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         optimizer=optimizer,
         scheduler=scheduler,
         until=Until.parse(plain["until"]) if plain["until"] is not None else None,
-        **{axis: methods[axis] for axis in ("partition", "order", "batch", "period", "sync")},
+        **{axis: methods[axis] for axis in ("partition", "order", "batch", "period", "sync", "wire")},
         **{name: plain[name] for name in ("buffers", "seed", "drop_last", "micro", "clip", "sam", "nonfinite")},
         slow=factors(plain["slow"]) if plain["slow"] is not None else None,
         **{name: plain[name] for name in ("checkpoint_every", "keep", "evaluate_every", "log_every", "tensorboard")},

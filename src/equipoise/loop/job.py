@@ -21,6 +21,7 @@ from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
 from ..sync.base import Sync
+from ..wire.base import Wire
 from .until import Until
 
 
@@ -55,6 +56,7 @@ class Job:
     batch: Batch = field(default_factory=lambda: default("batch"))
     period: Period = field(default_factory=lambda: default("period"))
     sync: Sync = field(default_factory=lambda: chosen_sync(None, default("period")))
+    wire: Wire = field(default_factory=lambda: default("wire"))
     buffers: str = "local"
     seed: int = 0
     drop_last: bool = False
@@ -97,6 +99,7 @@ class Job:
             order=self.order,
             batch=self.batch,
             partition=self.partition,
+            wire=self.wire,
             workers=workers,
         )
 

@@ -24,6 +24,7 @@ from ..order.base import Order
 from ..period.base import Period
 from ..sync.base import StepPlan, Sync
 from ..sync.none import NoSync
+from ..wire.base import Wire
 from .fresh_gradients import FreshGradients
 from .make_equal import make_equal
 
@@ -49,6 +50,7 @@ class Step:
         *,
         sync: Sync,
         period: Period,
+        wire: Wire,
         clip: float | None = None,
         buffers: str = "local",
         nonfinite: str = "stop",
@@ -63,14 +65,18 @@ class Step:
         # With one worker there is nobody to talk to: every method is the plain optimizer.
         chosen = sync if comm.size > 1 else NoSync()
         self.clock = Clock()
+        self.wire = wire.bind(Context(comm, self.clock, worker, flat=self.flat))
+        self.compressed = chosen.takes_wires(comm.size)[0] != "none" and not wire.plain
         self.context = Context(
             comm,
             self.clock,
             worker,
             flat=self.flat,
+            wire=self.wire if self.compressed else None,
             optimizer=optimizer,
             clip=clip,
-            averages=chosen.averages(),
+            # A batch rule can add to sums of the vectors themselves, not of their codes.
+            averages="" if self.compressed else chosen.averages(),
             fresh_gradients=fresh_gradients,
             example_gradients=example_gradients,
             emit=emit,
@@ -126,7 +132,10 @@ class Step:
         if self.order is not None and self.order.watches and places is not None:
             view = self.order.watcher.view() if clock.batch else None
             self.order.observe(places if clock.batch else places[:0], view)
-        self.sync.carry(piggyback)
+        if self.compressed:
+            self.wire.start(x)
+        else:
+            self.sync.carry(piggyback)
         self.plan = self.sync.before_step(x, g) or StepPlan()
         if g is not None:
             flat.scatter_gradient()
@@ -188,12 +197,13 @@ class Step:
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Counters, sync and period of this worker."""
+        """Counters, sync, wire and period of this worker."""
         return {
             "clock": self.clock.state_dict(),
             "ledger": self.comm.ledger.state_dict(),
             "now": self.comm.now,
             "sync": self.sync.state_dict(),
+            "wire": self.wire.state_dict(),
             "period": self.period.state_dict(),
         }
 
@@ -203,6 +213,8 @@ class Step:
         if self.comm.virtual:
             self.comm.now = state["now"]  # type: ignore[misc]
         self.sync.finish()  # a round in flight belongs to the state that is left
+        self.wire.finish()
         self.sync.load_state_dict(state["sync"])
+        self.wire.load_state_dict(state["wire"])
         self.period.load_state_dict(state["period"])
         self.keep_buffers()

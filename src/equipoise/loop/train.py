@@ -26,6 +26,7 @@ from ..period.base import Period
 from ..simulate.cluster import Cluster
 from ..simulate.units import duration
 from ..sync.base import Sync
+from ..wire.base import Wire
 from .blocks import speeds_are_measured
 from .job import Job, Length
 from .run_folder import prepare_folder
@@ -66,6 +67,7 @@ def train(
     batch: Batch | int | list[int] | None = None,
     period: Period | int | None = None,
     sync: Sync | None = None,
+    wire: Wire | None = None,
     test: Any = None,
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     virtual: bool = True,
@@ -142,6 +144,7 @@ def train(
         batch=defaults.chosen_batch(batch),
         period=period,
         sync=defaults.chosen_sync(sync, period),
+        wire=defaults.chosen_wire(wire),
         until=Until.parse(until) if until is not None else None,
         device=torch.device(device),
         seed=seed,

@@ -58,6 +58,7 @@ class Worker:
             describe(comm, seed=job.seed, sizes=[len(block) for block in blocks]),
             sync=job.sync,
             period=job.period,
+            wire=job.wire,
             clip=job.clip,
             buffers=job.buffers,
             nonfinite=job.nonfinite,
@@ -69,7 +70,7 @@ class Worker:
         )
         step = self.stepper
         self.flat, self.buffers, self.clock, self.context = step.flat, step.buffers, step.clock, step.context
-        self.sync, self.period = step.sync, step.period
+        self.sync, self.wire, self.period = step.sync, step.wire, step.period
         order, batch = job.order.bind(self.context), job.batch.bind(self.context)
         step.follow(order, batch)
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None

@@ -58,9 +58,15 @@ class ADPSGD(OnGraph):
     def init_state(self) -> None:
         self.pairs = agree(self.context, Pairs(self.topology, self.seed), type(self).__name__)
         self.snapshot = torch.zeros_like(self.flat.x)
+        wire = self.context.wire
+        self.channel = wire.messages("snapshots") if wire is not None else None
         self._inbox = torch.zeros_like(self.snapshot)
+        self._sender = -1  # the partner whose message is in flight
         self._arrived: torch.Tensor | None = None  # None: no partner
         self._pending: Pending | None = None
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "casts", "its pairs change from round to round, so receivers have no replica of a sender"
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
 
@@ -73,7 +79,16 @@ class ADPSGD(OnGraph):
         partner = [peer for peer, _ in self.pairs.neighbours(clock.rounds, comm.rank)]
         clock.rounds += 1
         self._arrived = self._inbox if partner else None
-        self._pending = comm.exchange(dict.fromkeys(partner, self.snapshot), dict.fromkeys(partner, self._inbox))
+        if self.channel is None:
+            self._pending = comm.exchange(dict.fromkeys(partner, self.snapshot), dict.fromkeys(partner, self._inbox))
+            return
+        # Both ends use the decoded distances to the initial model, so that the corrections still cancel.
+        self._code, self._sender = self.channel.next_message(), partner[0] if partner else -1
+        initial = self.channel.wire.initial
+        assert initial is not None
+        message = self.channel.encode(x - initial)
+        self.snapshot.copy_(self.channel.decode(message, comm.rank))
+        self._pending = comm.exchange(dict.fromkeys(partner, message), dict.fromkeys(partner, self._code))
 
     def _weight(self, round: int) -> float:
         """The weight of this round's partner in the mean of the two."""
@@ -92,6 +107,8 @@ class ADPSGD(OnGraph):
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
+            if self.channel is not None and self._sender >= 0:
+                self._inbox.copy_(self.channel.decode(self._code, self._sender))
 
     @property
     def arrived(self) -> torch.Tensor | None:
@@ -122,7 +139,7 @@ class ADPSGD(OnGraph):
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         pairs = Pairs(self.topology, self.seed)
-        return gossip_cost(pairs, model.elements, model.itemsize, rank, size, round) if due else (0, 0)
+        return gossip_cost(pairs, model, rank, size, round) if due else (0, 0)
 
 
 @dataclass

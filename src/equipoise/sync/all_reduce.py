@@ -10,6 +10,7 @@ from ..comm.ledger import mean_cost
 from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.method import Metadata, option
 from ..core.vector import ModelSize
+from ..wire.channel import sum_cost
 from .base import Needs, StepPlan, Sync
 
 
@@ -21,7 +22,8 @@ class AllReduce(Sync):
 
     which is the gradient of the union of all batches, also when batches are unequal or a worker has none. The batch
     sizes travel in the same message. With any optimizer all workers hold the same model at all times.
-    `weights="uniform"` gives every worker that has examples the same weight instead.
+    `weights="uniform"` gives every worker that has examples the same weight instead. Through a compressing wire every
+    worker sends its weighted gradient with error feedback, and all workers still receive the same sum.
     """
 
     metadata: ClassVar[Metadata] = Metadata(name="all-reduce", help="gradients averaged at every step (data parallel)")
@@ -37,8 +39,12 @@ class AllReduce(Sync):
     def averages(self) -> str:
         return "gradient"
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "all", ""
+
     def init_state(self) -> None:
         self.piggyback: Piggyback | None = None
+        self.channel = self.context.wire.sums("gradients") if self.context.wire is not None else None
 
     def carry(self, piggyback: Piggyback | None) -> None:
         self.piggyback = piggyback
@@ -51,7 +57,11 @@ class AllReduce(Sync):
         weight = clock.batch / clock.largest_batch if self.weights == "size" else float(clock.batch > 0)
         if weight != 1.0:
             g.mul_(weight)
-        if self.piggyback is not None:
+        if self.channel is not None:
+            summed, (total,) = self.channel.sum(g, [weight])
+            torch.div(summed, total or 1.0, out=summed)
+            g.copy_(summed)
+        elif self.piggyback is not None:
             total = sum_in_order(sum_with_piggyback(comm, g, weight, "gradient", self.piggyback))
             if total:
                 g.div_(total)
@@ -70,6 +80,8 @@ class AllReduce(Sync):
     def after_step(self, x: torch.Tensor) -> None: ...
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        if model.wire is not None:
+            return sum_cost(model, 1, rank, size)
         if model.itemsize >= 4:
             return mean_cost(model.elements + 1, model.itemsize, rank, size)
         (m1, b1), (m2, b2) = mean_cost(1, 4, rank, size), mean_cost(model.elements, model.itemsize, rank, size)

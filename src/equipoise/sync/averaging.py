@@ -10,6 +10,8 @@ from ..comm.fused_reduction import fused_cost, metadata_only, sum_in_order
 from ..comm.ledger import mean_cost
 from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.context import Context
+from ..core.vector import ModelSize
+from ..wire.channel import SumChannel, sum_cost
 from .base import Sync
 from .shares import shares_of
 
@@ -31,12 +33,20 @@ class Averaging:
         self.samples_at_last_round = 0  # examples that this worker had consumed then
         self.names: list[str] | None = None  # of the optimizer's state tensors that are as large as their parameter
         self.piggyback: Piggyback | None = None  # travels with the next average
+        self.channel = context.wire.sums("average") if context.wire is not None else None
 
-    def average(self, x: torch.Tensor) -> None:
-        """In place. Counts one round."""
+    def average(self, x: torch.Tensor, reference: torch.Tensor | None = None, start: int = 0) -> None:
+        """In place. Counts one round.
+
+        reference: the model with which all workers began the round, to which a wire takes differences; where a method
+            keeps none, the last average. start: where x begins in the model, if it is only a part of it.
+        """
         context = self.context
         context.clock.rounds += 1
         weight = self.weight()
+        if self.channel is not None:
+            self._average_progress(self.channel, x, weight, reference, start)
+            return
         moments = self._moments() if self.state == "average" else []
         message = torch.cat([x, *(m.reshape(-1) for m in moments)]) if moments else x
         if weight != 1.0:
@@ -50,6 +60,18 @@ class Averaging:
             _scatter(moments, message[len(x) :])
         if self.state == "reset" and context.optimizer is not None:
             context.optimizer.state.clear()
+
+    def _average_progress(
+        self, channel: SumChannel, x: torch.Tensor, weight: float, reference: torch.Tensor | None, start: int
+    ) -> None:
+        """x <- r + sum_j w_j C(x_j - r), with error feedback; r the reference."""
+        begun = channel.reference_model() if reference is None else reference
+        total, (weights,) = channel.sum((x - begun).mul_(weight), [weight], start)
+        torch.add(begun, total.div_(weights or 1.0).to(x.dtype), out=x)
+        if reference is None:
+            begun.copy_(x)
+        if self.state == "reset" and self.context.optimizer is not None:
+            self.context.optimizer.state.clear()
 
     def mean_shares(self) -> list[float]:
         """The weights of the mean model; empty where all count alike."""
@@ -107,8 +129,18 @@ class AveragesParameters(Sync):
     def mean_shares(self) -> list[float]:
         return self.averaging.mean_shares()
 
-    def average_cost(self, weights: str, elements: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
-        """Messages and bytes of one average; the optimizer's state counts once it is known."""
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        if getattr(self, "state", "") == "average":
+            return "none", "state='average' sends the optimizer's moments, which are no differences"
+        return "all", ""
+
+    def average_cost(
+        self, weights: str, model: ModelSize, rank: int, size: int, start: int = 0, stop: int | None = None
+    ) -> tuple[int, int]:
+        """Messages and bytes of one average of a part; the optimizer's state counts once it is known."""
+        if model.wire is not None:
+            return sum_cost(model, 1, rank, size, start, stop)
+        elements, itemsize = (model.elements if stop is None else stop) - start, model.itemsize
         names = self.averaging.names if self.is_bound else None
         elements *= 1 + len(names or [])
         if weights == "samples":

@@ -82,6 +82,10 @@ class Sync(Method):
     def check_graph(self, size: int) -> None:
         """Refuse a topology that does not suit this method on so many workers."""
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        """Which wires besides float32: "all", "dense", "casts" or "none"; and why not more, for an error message."""
+        return "none", "it sends its vectors as they are"
+
     def mean_shares(self) -> list[float]:
         """The workers' weights in the mean model; empty for the plain mean."""
         return []

@@ -55,6 +55,9 @@ class DeFacto(OnGraph):
     def needs(self) -> Needs:
         return Needs(due_before_step=True, static_graph=True)
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "none", "its rounds multiply to the exact mean only if messages are exact"
+
     def init_state(self) -> None:
         graph = self.agreed_graph()
         spectrum, sweeps = distinct_eigenvalues(graph), tree_sweeps(graph)

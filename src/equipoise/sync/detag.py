@@ -54,6 +54,9 @@ class DeTAG(Gossip):
     def needs(self) -> Needs:
         return Needs(every_step=True, static_graph=True)
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "dense", "accelerated gossip amplifies what a message leaves out"
+
     def init_state(self) -> None:
         graph = self.agreed_graph()
         self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)

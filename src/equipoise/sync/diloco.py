@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 import torch
 
 from ..comm.fused_reduction import chunks
-from ..comm.ledger import mean_cost
 from ..core.errors import UserError
 from ..core.method import Metadata, option
 from ..core.vector import ModelSize
 from .averaging import STATES, STATES_HELP, WEIGHTS, WEIGHTS_HELP, AveragesParameters
 from .base import StepPlan
 from .initial_model import copy_once
-from .overlapped_mean import OverlappedMean
+from .overlapped_mean import OverlappedMean, OverlappedProgress, overlapped_cost
 
 
 @dataclass
@@ -28,7 +27,8 @@ class DiLoCo(AveragesParameters):
     Streaming: with P `fragments` every round sends one P-th of the model, in turn, which bounds the size of a round;
     let the period be H / P. With a `delay` of t steps communication overlaps with t local steps, and the result is
     mixed with their progress, x <- alpha x + (1 - alpha) z. t must be shorter than the period. A message in flight
-    when the run ends is dropped.
+    when the run ends is dropped. A wire compresses x - z with error feedback. With top-k and momentum = 0 this is
+    SparseLoCo: the error feedback takes the place of the outer momentum.
     Reference: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv
     2311.08105); Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
     """
@@ -68,7 +68,8 @@ class DiLoCo(AveragesParameters):
 
     def init_state(self) -> None:
         self.start_averaging(self.weights, self.state)
-        self.overlapped = OverlappedMean(self.context)
+        channel = self.averaging.channel
+        self.overlapped = OverlappedMean(self.context) if channel is None else OverlappedProgress(channel)
         self.anchor: torch.Tensor | None = None  # z
         self.momenta = torch.zeros_like(self.flat.x)
         self.rounds_begun = 0  # decides which fragment is next
@@ -91,18 +92,20 @@ class DiLoCo(AveragesParameters):
         self.arrives = False
         if self.overlapped.in_flight:
             self.steps_left -= 1
-            if self.steps_left <= self.delay // 2:
-                self.overlapped.start_all_gather()
+            self.overlapped.advance(1.0 - self.steps_left / self.delay)
             self.arrives = self.steps_left == 0
         return StepPlan(message_arrives=self.arrives)
 
     def after_step(self, x: torch.Tensor) -> None:
         clock = self.context.clock
+        assert self.anchor is not None
         if self.arrives:
             part = self._fragment(self.rounds_begun - 1)
             mean, weights = self.overlapped.end()
             clock.rounds += 1
             self.averaging.divide(mean, weights)
+            if self.averaging.channel is not None:  # what travelled is the progress
+                mean = self.anchor[part] + mean
             own = x[part].clone()
             x[part] = mean
             self._outer(x, part)
@@ -111,12 +114,13 @@ class DiLoCo(AveragesParameters):
             return
         part = self._fragment(self.rounds_begun)
         if self.delay == 0:
-            self.averaging.average(x[part])
+            self.averaging.average(x[part], self.anchor[part], part.start)
             self._outer(x, part)
         elif self.overlapped.in_flight:
             raise UserError(f"DiLoCo: delay={self.delay} is not shorter than the period: lower it, or raise the period")
         else:
-            self.overlapped.begin(x[part], self.averaging.weight())
+            progress = x[part] if self.averaging.channel is None else x[part] - self.anchor[part]
+            self.overlapped.begin(progress, self.averaging.weight(), part.start)
             self.steps_left = self.delay
         self.rounds_begun += 1
 
@@ -142,6 +146,5 @@ class DiLoCo(AveragesParameters):
         if not due:
             return 0, 0
         if self.delay:  # counted when it arrives
-            messages, bytes = mean_cost(stop - start, model.itemsize, rank, size)
-            return messages, bytes + (8 + model.itemsize) * (size - 1)
-        return self.average_cost(self.weights, stop - start, model.itemsize, rank, size)
+            return overlapped_cost(model, start, stop, rank, size)
+        return self.average_cost(self.weights, model, rank, size, start, stop)

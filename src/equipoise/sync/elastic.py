@@ -10,6 +10,7 @@ import torch
 from ..comm.ledger import mean_cost
 from ..core.method import option
 from ..core.vector import ModelSize
+from ..wire.channel import SumChannel, sum_cost
 from .base import Sync
 from .initial_model import copy_once
 from .shares import BY, HELP, mean_of, shares_of
@@ -28,6 +29,11 @@ class Elastic(Sync):
 
     def init_centre(self) -> None:
         self.centre_model: torch.Tensor | None = None
+        wire = self.context.wire
+        self.channel = wire.sums("centre", feedback=False) if wire is not None else None
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "all", ""
 
     def place_centre(self, x: torch.Tensor) -> None:
         """The centre starts at the common initial model."""
@@ -37,12 +43,29 @@ class Elastic(Sync):
         """x_m <- x_m - (pull / N) (x_m - c);  c <- c + pull (mean of x - c), both with the old values."""
         assert self.centre_model is not None
         self.context.clock.rounds += 1
-        mean = mean_of(self.context, x.clone(), self.mean_shares())
+        if self.channel is None:
+            mean = mean_of(self.context, x.clone(), self.mean_shares())
+        else:
+            mean = self._mean_through(self.channel, x, self.centre_model)
         x.lerp_(self.centre_model, self.pull / self.context.size)
         self.centre_model.lerp_(mean, self.pull)
+
+    def _mean_through(self, channel: SumChannel, x: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
+        """c + sum_j w_j C(x_j - c). Distances to the centre persist from round to round: no residual is added to them.
+
+        What a message leaves out is still in the next distance, because the centre has moved by what was received.
+        """
+        shares = self.mean_shares()
+        weight = shares[self.context.rank] if shares else 1.0
+        total, (weights,) = channel.sum((x - centre).mul_(weight), [weight])
+        return centre + total.div_(weights).to(x.dtype)
 
     def mean_shares(self) -> list[float]:
         return shares_of(self.context, self.weights)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return mean_cost(model.elements, model.itemsize, rank, size) if due else (0, 0)
+        if not due:
+            return 0, 0
+        if model.wire is not None:
+            return sum_cost(model, 1, rank, size)
+        return mean_cost(model.elements, model.itemsize, rank, size)

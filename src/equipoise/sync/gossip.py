@@ -8,12 +8,14 @@ from typing import ClassVar
 
 import torch
 
+from ..core.errors import UserError
 from ..core.method import option
 from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
+from ..wire.replicas import ReplicaChannel, consensus_step, relative_error
 from .base import Sync
-from .mixing import WIRES, Mixing, RoundLinks, agree, gossip_cost, mixing_gap, require_static, require_undirected
+from .mixing import Mixing, RoundLinks, agree, gossip_cost, mixing_gap, require_static, require_undirected
 from .shares import BY, HELP, weigh_gradient
 
 STATIC = "who talks to whom; the same symmetric graph in every round"
@@ -58,14 +60,40 @@ class Gossip(OnGraph):
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
     vectors: ClassVar[int] = 1  # of the size of the model, sent to each neighbour per round
 
-    wire: str = option("", help="dtype of the messages, that of the model if empty", choices=tuple(WIRES))
+    gamma: float | None = option(
+        None, help="consensus step size through a wire; by default from what the wire leaves out", above=0, most=1
+    )
 
     def start_gossip(
         self, graph: Topology, *, weighted: bool, links: Callable[[int], RoundLinks] | None = None
     ) -> None:
         """Make `self.mixing`. `weighted` conserves the mean weighted by shares; else the method weighs gradients."""
         weights = self.weights if weighted else "uniform"
-        self.mixing = Mixing(self.context, graph, WIRES[self.wire], links=links, weights=weights)
+        static = graph.on(self.context.size).cycle == 1 and links is None
+        channel = self._replicas(graph, static) if self.context.wire is not None else None
+        self.mixing = Mixing(self.context, graph, channel, links=links, weights=weights)
+
+    def _replicas(self, graph: Topology, static: bool) -> ReplicaChannel:
+        """Replicas on both ends of each link; on a graph that changes, codes of the distance to the initial model."""
+        context, wire = self.context, self.context.wire
+        assert wire is not None
+        gamma = self.gamma
+        if gamma is None:
+            error = relative_error(wire, context.model_size.shapes)
+            if error >= 1.0:
+                raise UserError(
+                    f"{type(self).__name__} needs a wire that leaves out less than it sends, {wire!r} does not: keep "
+                    "more, or use feedback=1"
+                )
+            width = 1.0 - graph.on(context.size).lambda_min() if static else 0.0
+            # Of rank 0: were it not the same everywhere, the mean would move.
+            gamma = context.comm.gather_objects(consensus_step(error, width))[0]
+        return wire.replicas("gossip", self.vectors, gamma, tracks=static)
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        if self.topology.on(size).cycle != 1:
+            return "casts", f"{self.topology!r} changes from round to round, so receivers have no replica of a sender"
+        return "all", ""
 
     @property
     def spectral_gap(self) -> float:
@@ -81,4 +109,4 @@ class Gossip(OnGraph):
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:
             return 0, 0
-        return gossip_cost(self.topology, self.vectors * model.elements, model.itemsize, rank, size, round, self.wire)
+        return gossip_cost(self.topology, model, rank, size, round, vectors=self.vectors)

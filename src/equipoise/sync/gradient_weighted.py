@@ -19,6 +19,7 @@ from ..comm.ledger import mean_cost
 from ..core.errors import UserError
 from ..core.method import option
 from ..core.vector import ModelSize
+from ..wire.channel import SumChannel, sum_cost
 from .base import Sync
 from .gradient_norms import SOURCES, GradientNorms
 from .initial_model import copy_once
@@ -39,6 +40,7 @@ class GradientWeighted(Sync):
         "last_round_steps",
         "round_steps",
         "norm_state",
+        "weight_units",
     )
     HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
 
@@ -77,8 +79,11 @@ class GradientWeighted(Sync):
     def init_state(self) -> None:
         self.norms = GradientNorms(self.context, self.source, self.smoothing, self.examples, self.debias)
         self.num_weights = self.weight_count(len(self.flat.slices))
+        wire = self.context.wire
+        self.channel = wire.sums("centre", feedback=False) if wire is not None else None
         self.centre_model: torch.Tensor | None = None
         self.own_weights = torch.zeros(self.num_weights, dtype=torch.float64)  # of this worker in the last centre
+        self.weight_units = torch.ones_like(self.own_weights)  # through a wire: the last sums, the same on all workers
         self.round_steps = 0  # steps of this worker since the last round
         self.last_round_steps = 0  # and in the round before it
 
@@ -96,7 +101,10 @@ class GradientWeighted(Sync):
         if norms is not None and finite:
             weights = inverse_powers(self.pool_norms(norms), self.exponent, self.epsilon)
             weights *= scale_of(self.context, self.weights)
-        totals = self._round(x, weights, finite)
+        if self.channel is None:
+            totals = self._round(x, weights, finite)
+        else:
+            totals = self._round_through(self.channel, x, weights, finite)
         self.context.clock.rounds += 1
         self.own_weights = torch.where(totals > 0, weights / totals, 0.0)
         if not finite:
@@ -137,6 +145,24 @@ class GradientWeighted(Sync):
         self.context.comm.sum_stream(Stream(length + self.num_weights, dtype, x.device, fill, take))
         return totals
 
+    def _round_through(self, channel: SumChannel, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
+        """The same through a wire: c <- c + sum_m w_m C(x_m - c) / sum_m w_m, layer by layer."""
+        assert self.centre_model is not None
+        centre, layers = self.centre_model, self._layers()
+        weights = weights / self.weight_units  # so that codes span distances of the size of a model's
+        distances = (x - centre).to(torch.float32) if pulled else torch.zeros(len(x), device=x.device)
+        for (a, b), weight in zip(layers, weights.tolist(), strict=True):
+            distances[a:b].mul_(weight)
+        total, sums = channel.sum(distances, weights.tolist())
+        for (a, b), weight in zip(layers, sums, strict=True):
+            if weight > 0:
+                centre[a:b].add_(total[a:b].div_(weight))
+        if pulled:
+            x.lerp_(centre, self.pull)
+        totals = torch.tensor(sums, dtype=weights.dtype) * self.weight_units
+        self.weight_units = torch.where(totals > 0, totals, self.weight_units)
+        return totals
+
     def _layers(self) -> list[tuple[int, int]]:
         """Start and stop of each part that has a weight: the complete vector, or a layer."""
         slices = self.flat.slices
@@ -169,7 +195,12 @@ class GradientWeighted(Sync):
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:
             return 0, 0
+        if model.wire is not None:
+            return sum_cost(model, self.weight_count(model.layers), rank, size)
         return mean_cost(model.elements + self.weight_count(model.layers), max(model.itemsize, 4), rank, size)
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "all", ""
 
 
 def _layers_within(layers: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:

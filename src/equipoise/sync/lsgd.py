@@ -13,6 +13,7 @@ from ..core.method import Metadata, option
 from ..core.vector import ModelSize
 from .base import Sync
 from .initial_model import copy_once
+from .mixing import message_bytes
 from .proximal import proximal_step
 
 
@@ -71,6 +72,10 @@ class LSGD(Sync):
         self.leader = 0  # rank 0 until the first round has chosen one
         self.round_steps = 0  # steps of this worker since the last round
         self.last_round_steps = 0  # and in the round before it
+        self.channel = self.context.wire.messages("leader") if self.context.wire is not None else None
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "all", ""
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         self.leader_model = copy_once(self.leader_model, x)
@@ -99,15 +104,23 @@ class LSGD(Sync):
             return  # no worker can lead
         target = self.group_leader_model if local else self.leader_model
         assert target is not None
-        if self.leader == comm.rank:
-            target.copy_(x)
+        self._follow(x, target, [rank for rank in losses if rank != comm.rank], local)
+        if self.channel is None or self.leader != comm.rank:  # what a wire left out is no reason for the leader to move
+            x.lerp_(target, self.local_pull if local else self.pull)
+
+    def _follow(self, x: torch.Tensor, target: torch.Tensor, peers: list[int], local: bool) -> None:
+        """Send the leader's model to the workers that follow it; through a wire, its distance to the last one."""
+        comm, leads = self.context.comm, self.leader == self.context.rank
+        message = target if self.channel is None else self.channel.next_message()
+        if leads:
+            message.copy_(x if self.channel is None else self.channel.encode(x - target))
         if local:
-            peers = [rank for rank in losses if rank != comm.rank]
-            leads = self.leader == comm.rank
-            comm.exchange(dict.fromkeys(peers, target) if leads else {}, {} if leads else {self.leader: target}).wait()
+            sent, received = dict.fromkeys(peers, message), {self.leader: message}
+            comm.exchange(sent if leads else {}, {} if leads else received).wait()
         else:
-            comm.broadcast(target, self.leader)
-        x.lerp_(target, self.local_pull if local else self.pull)
+            comm.broadcast(message, self.leader)
+        if self.channel is not None:
+            target.add_(self.channel.decode(message, self.leader))
 
     def _group_losses(self, loss: torch.Tensor) -> dict[int, float]:
         """The losses of this worker's group, by rank; no message leaves the group."""
@@ -130,6 +143,6 @@ class LSGD(Sync):
         if self._is_local(round):
             group = self._group(rank, size)
             peers, leads = len(group) - 1, rank == (leader if leader in group else group[0])
-            return peers * (1 + leads), peers * (8 + leads * model.elements * model.itemsize)
-        (m1, b1), (m2, b2) = gather_cost(1, 8, size), broadcast_cost(model.elements, model.itemsize, rank, leader, size)
+            return peers * (1 + leads), peers * (8 + leads * message_bytes(model))
+        (m1, b1), (m2, b2) = gather_cost(1, 8, size), broadcast_cost(message_bytes(model), 1, rank, leader, size)
         return m1 + m2, b1 + b2

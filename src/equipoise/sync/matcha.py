@@ -16,7 +16,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Needs
 from .gossip import Gossip
-from .mixing import WIRES, RoundLinks, require_static, weighted
+from .mixing import RoundLinks, message_bytes, require_static, weighted
 from .shares import shares_of
 
 _PATIENCE = 100  # steps of the ascent without an improvement
@@ -95,8 +95,10 @@ class MATCHA(Gossip):
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         messages = len(drawn(self.planned(size), self.seed, round, size)[rank]) if due else 0
-        narrow = WIRES[self.wire]
-        return messages, messages * model.elements * (model.itemsize if narrow is None else narrow.itemsize)
+        return messages, messages * message_bytes(model)
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "casts", "its links change from round to round, so receivers have no replica of a sender"
 
 
 class MatchingPlan(NamedTuple):

@@ -50,6 +50,9 @@ class MGDSGD(Gossip):
     def needs(self) -> Needs:
         return Needs(due_before_step=True, static_graph=True)
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "dense", "accelerated gossip amplifies what a message leaves out"
+
     def init_state(self) -> None:
         graph = self.agreed_graph()
         self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)
@@ -76,5 +79,5 @@ class MGDSGD(Gossip):
         if not due:
             return 0, 0
         rounds = GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__).rounds
-        messages, bytes = gossip_cost(self.topology, model.elements, model.itemsize, rank, size, round, self.wire)
+        messages, bytes = gossip_cost(self.topology, model, rank, size, round)
         return rounds * messages, rounds * bytes

@@ -2,7 +2,8 @@
 
 One message per neighbour, sent directly from the vector (no packing), received in buffers that are allocated once.
 `begin` and `end` are separate so that communication can overlap with computation; a round counts, on the clock and in
-the ledger, when it ends. A method calls `agree` first: it ensures that all workers use the same valid graph.
+the ledger, when it ends. A method calls `agree` first: it ensures that all workers use the same valid graph. Through a
+wire, messages are codes of distances to replicas (see `wire.replicas`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import numpy.typing as npt
 import torch
 
 from ..comm.base import Pending
+from ..comm.ledger import Deferred
 from ..core.context import Context
 from ..core.errors import UserError
+from ..core.vector import ModelSize
 from ..topology.base import Topology
+from ..wire.replicas import ReplicaChannel, doubled
 from .shares import shares_of
 
 _BLOCK = 1 << 16  # elements mixed at once
-WIRES = {"": None, "bfloat16": torch.bfloat16}  # values of the option `wire`: the dtype of messages
 
 
 class RoundLinks(NamedTuple):
@@ -37,8 +40,8 @@ class RoundLinks(NamedTuple):
 class Mixing:
     """One worker's side of the rounds, one round at a time.
 
-    wire: the dtype of messages (None: that of the vector). A narrower one costs precision but still conserves the mean:
-        every worker then computes x_i + sum_j W_ij (q(x_j) - q(x_i)), whose terms cancel in the sum over workers.
+    channel: replicas, where messages go through a wire. Every worker then computes
+        x_i + gamma sum_j W_ij (xh_j - xh_i), whose terms cancel in the sum over workers.
     links: the links of each round, if they are not those of the topology.
     weights: "size" conserves the mean weighted by the workers' shares, instead of the plain mean (see `weighted`).
     """
@@ -47,13 +50,13 @@ class Mixing:
         self,
         context: Context,
         topology: Topology,
-        wire: torch.dtype | None = None,
+        channel: ReplicaChannel | None = None,
         links: Callable[[int], RoundLinks] | None = None,
         weights: str = "uniform",
     ):
         self.context = context
         self.topology = topology.on(context.size)
-        self.wire = wire
+        self.channel = channel
         self._links_of = links or self._topology_links
         self.weights = self._supported(weights)  # "size" or "uniform"
         self._cached_shares = self.shares
@@ -62,8 +65,7 @@ class Mixing:
         self._outbox: torch.Tensor | None = None
         self._pending: Pending | None = None
         self._links = RoundLinks(1.0, [], [])
-        self._sent = torch.empty(0)
-        self._deferred_cost = (0, 0)
+        self._cost = Deferred()
 
     @property
     def in_flight(self) -> bool:
@@ -80,19 +82,20 @@ class Mixing:
         The message must not change before `end`, unless `copy` sends a copy of it.
         """
         assert self._pending is None, "a round is in flight"
-        comm, ledger = self.context.comm, self.context.comm.ledger
+        comm = self.context.comm
         self._links = links = self._links_of(self.context.clock.rounds if round is None else round)
-        self._sent = sent = self._copied(message) if copy or self.wire is not None else message
+        if self.channel is not None:
+            sent = self.channel.encode(message)
+        else:
+            sent = self._copied(message) if copy else message
         if self._inbox and (self._inbox[0].shape != sent.shape or self._inbox[0].dtype != sent.dtype):
             self._inbox = []
         while len(self._inbox) < len(links.sources):
             self._inbox.append(torch.empty_like(sent))
         incoming = {peer: into for (peer, _), into in zip(links.sources, self._inbox, strict=False)}
-        before = ledger.messages, ledger.bytes
-        self._pending = comm.exchange(dict.fromkeys(links.targets, sent), incoming)
-        # A round is counted when it ends: a resumed run sends a round in flight again, and it must count once.
-        self._deferred_cost = ledger.messages - before[0], ledger.bytes - before[1]
-        ledger.messages, ledger.bytes = before
+        self._cost = Deferred()
+        with comm.ledger.deferred(self._cost):
+            self._pending = comm.exchange(dict.fromkeys(links.targets, sent), incoming)
 
     @torch.no_grad()
     def end(self, own: torch.Tensor, out: torch.Tensor, *, scale: float = 1.0, keep: float = 0.0) -> torch.Tensor:
@@ -100,13 +103,16 @@ class Mixing:
         assert self._pending is not None, "no round is in flight"
         messages = self._pending.arrive()
         self.context.clock.rounds += 1
-        self.context.comm.ledger.record(*self._deferred_cost)
+        self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
         keeps, sources, _ = self._links
-        narrow = self.wire is not None and self.wire != own.dtype
-        own_weight = scale * (1.0 if narrow else keeps)
-        terms = [(messages[peer], scale * weight) for peer, weight in sources]
-        if narrow:
-            terms.insert(0, (self._sent, scale * (keeps - 1.0)))
+        if self.channel is None:
+            own_weight = scale * keeps
+            terms = [(messages[peer], scale * weight) for peer, weight in sources]
+        else:
+            own_weight, step = scale, scale * self.channel.gamma
+            replica, replicas = self.channel.advance({peer: messages[peer] for peer, _ in sources})
+            terms = [(replica, step * (keeps - 1.0))]
+            terms += [(replicas[peer], step * weight) for peer, weight in sources]
         # One cache-sized block at a time, so that every vector is read from memory once.
         for start in range(0, len(out), _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -137,9 +143,8 @@ class Mixing:
             self._pending = None
 
     def _copied(self, message: torch.Tensor) -> torch.Tensor:
-        dtype = self.wire or message.dtype
-        if self._outbox is None or self._outbox.shape != message.shape or self._outbox.dtype != dtype:
-            self._outbox = torch.empty_like(message, dtype=dtype)
+        if self._outbox is None or self._outbox.shape != message.shape or self._outbox.dtype != message.dtype:
+            self._outbox = torch.empty_like(message)
         return self._outbox.copy_(message)
 
     def _supported(self, weights: str) -> str:
@@ -183,12 +188,18 @@ def weighted(links: RoundLinks, rank: int, shares: list[float]) -> RoundLinks:
 
 
 def gossip_cost(
-    topology: Topology, elements: int, itemsize: int, rank: int, size: int, round: int, wire: str = ""
+    topology: Topology, model: ModelSize, rank: int, size: int, round: int, *, vectors: int = 1, extra: int = 0
 ) -> tuple[int, int]:
-    """Messages and bytes that `rank` sends in one round of gossip with vectors of `elements`."""
+    """Messages and bytes that `rank` sends in one round of gossip: so many vectors and `extra` numbers to each."""
     count = len(topology.on(size).targets(round, rank))
-    narrow = WIRES[wire]
-    return count, count * elements * (itemsize if narrow is None else narrow.itemsize)
+    return count, count * message_bytes(model, vectors, extra)
+
+
+def message_bytes(model: ModelSize, vectors: int = 1, extra: int = 0) -> int:
+    """Bytes of a message of so many vectors, and `extra` numbers that no wire compresses."""
+    if model.wire is None:
+        return (vectors * model.elements + extra) * model.itemsize
+    return model.wire.message_bytes(vectors * model.elements, doubled(model.shapes, vectors))
 
 
 def agree(context: Context, topology: Topology, who: str, *, static: bool = False, push_sum: bool = False) -> Topology:

@@ -16,6 +16,9 @@ class NoSync(Sync):
 
     metadata: ClassVar[Metadata] = Metadata(name="none", help="no communication: workers train alone")
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "none", "it sends nothing"
+
     def init_state(self) -> None: ...
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...

@@ -1,7 +1,6 @@
-"""A weighted mean over workers that overlaps with local steps.
+"""Weighted sums over workers that overlap with local steps: as they are, or through a wire.
 
-A reduce-scatter followed by an all-gather: rank p sums chunk p of all workers, in rank order, and sends the sum to all.
-As many bytes as an all-reduce. `begin`, `start_all_gather` and `end` may be any number of steps apart.
+Both have `begin`, `advance` and `end`, which may be any number of steps apart.
 """
 
 from __future__ import annotations
@@ -12,26 +11,33 @@ import torch
 
 from ..comm.base import Pending
 from ..comm.fused_reduction import chunks, pack_floats, sum_rows, unpack_floats
+from ..comm.ledger import Deferred, mean_cost
 from ..core.context import Context
+from ..core.vector import ModelSize
+from ..wire.channel import SumChannel, sum_cost
 
 
 class OverlappedMean:
-    """One worker's side of one mean at a time. The ledger counts a mean when it ends."""
+    """One sum at a time, as it is. The ledger counts it when it ends.
+
+    A reduce-scatter followed by an all-gather: rank p sums chunk p of all workers, in rank order, and sends the sum to
+    all. As many bytes as an all-reduce.
+    """
 
     def __init__(self, context: Context):
         self.context = context
         self._message: torch.Tensor | None = None  # what this worker sent: every chunk, followed by the weight
         self._pending: Pending | None = None
         self._reduced = False  # has the all-gather started?
-        self._deferred_cost = (0, 0)  # messages and bytes
+        self._cost = Deferred()
 
     @property
     def in_flight(self) -> bool:
         return self._message is not None
 
     @torch.no_grad()
-    def begin(self, vector: torch.Tensor, weight: float) -> None:
-        """Send `weight` times a vector, which may change afterwards."""
+    def begin(self, vector: torch.Tensor, weight: float, start: int) -> None:
+        """Send `weight` times a vector, which may change afterwards; `start` is its place in the model."""
         assert not self.in_flight, "a mean is in flight"
         tail = pack_floats([weight], vector.dtype).to(vector.device)
         parts = [vector[a:b] * weight for a, b in chunks(len(vector), self.context.size)]
@@ -40,10 +46,15 @@ class OverlappedMean:
     def _send(self, message: torch.Tensor, elements: int, tail: int) -> None:
         comm = self.context.comm
         self._message, self._elements, self._tail = message, elements, tail
-        self._reduced, self._deferred_cost = False, (0, 0)
+        self._reduced, self._cost = False, Deferred()
         rows = torch.split(message, [b - a + tail for a, b in self._bounds()])
         self._rows = [rows[p] if p == comm.rank else torch.empty_like(rows[comm.rank]) for p in range(comm.size)]
         self._exchange({p: row for p, row in enumerate(rows) if p != comm.rank}, self._rows)
+
+    def advance(self, elapsed: float) -> None:
+        """This part of the time has passed: after half of it the sums are sent."""
+        if elapsed >= 0.5:
+            self.start_all_gather()
 
     @torch.no_grad()
     def start_all_gather(self) -> None:
@@ -66,7 +77,7 @@ class OverlappedMean:
         """The sum of the weighted vectors, and the weights by rank."""
         self.start_all_gather()
         self._wait()
-        self.context.comm.ledger.record(*self._deferred_cost)
+        self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
         self._message = None
         return torch.cat([row[:-1] for row in self._sums]), self._weights
 
@@ -91,14 +102,47 @@ class OverlappedMean:
         return chunks(self._elements, self.context.size)
 
     def _exchange(self, outgoing: dict[int, torch.Tensor], rows: list[torch.Tensor]) -> None:
-        comm, ledger = self.context.comm, self.context.comm.ledger
-        before = ledger.messages, ledger.bytes
-        self._pending = comm.exchange(outgoing, {p: row for p, row in enumerate(rows) if p != comm.rank})
-        messages, bytes = self._deferred_cost
-        self._deferred_cost = messages + ledger.messages - before[0], bytes + ledger.bytes - before[1]
-        ledger.messages, ledger.bytes = before
+        comm = self.context.comm
+        with comm.ledger.deferred(self._cost):
+            self._pending = comm.exchange(outgoing, {p: row for p, row in enumerate(rows) if p != comm.rank})
 
     def _wait(self) -> None:
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
+
+
+class OverlappedProgress:
+    """The same through a wire. What is in flight is part of the wire's state."""
+
+    def __init__(self, channel: SumChannel):
+        self.channel = channel
+
+    @property
+    def in_flight(self) -> bool:
+        return self.channel.in_flight
+
+    def begin(self, vector: torch.Tensor, weight: float, start: int) -> None:
+        self.channel.begin(vector * weight, [weight], start)
+
+    def advance(self, elapsed: float) -> None:
+        self.channel.advance(elapsed)
+
+    def end(self) -> tuple[torch.Tensor, list[float]]:
+        return self.channel.end()
+
+    def drop(self) -> None:
+        self.channel.drop()
+
+    def state(self) -> None:
+        return None
+
+    def load(self, state: None) -> None: ...
+
+
+def overlapped_cost(model: ModelSize, start: int, stop: int, rank: int, size: int) -> tuple[int, int]:
+    """Messages and bytes of a sum of a part of the model; counted when it ends."""
+    if model.wire is not None:
+        return sum_cost(model, 1, rank, size, start, stop)
+    messages, bytes = mean_cost(stop - start, model.itemsize, rank, size)
+    return messages, bytes + (8 + model.itemsize) * (size - 1)

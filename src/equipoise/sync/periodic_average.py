@@ -44,4 +44,4 @@ class PeriodicAverage(AveragesParameters):
         self.averaging.average(x)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return self.average_cost(self.weights, model.elements, model.itemsize, rank, size) if due else (0, 0)
+        return self.average_cost(self.weights, model, rank, size) if due else (0, 0)

@@ -12,9 +12,10 @@ from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from ..topology.tree import shallowest_tree
+from ..wire.messages import MessageChannel
 from .base import Needs
 from .gossip import OnGraph
-from .mixing import require_static
+from .mixing import message_bytes, require_static
 
 
 @dataclass
@@ -42,13 +43,16 @@ class RelaySGD(OnGraph):
         name="relay", help="models relayed along a spanning tree; exact on non-IID data", cites=("vogels2021relaysum",)
     )
 
-    STATE: ClassVar[tuple[str, ...]] = ("inbox",)
+    STATE: ClassVar[tuple[str, ...]] = ("inbox", "outbox")
     HEALTH: ClassVar[tuple[str, ...]] = ("delay",)
 
     topology: Topology = option(Ring(), help="whose spanning tree is used; the same undirected graph in every round")
 
     def needs(self) -> Needs:
         return Needs(static_graph=True)
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "dense", "an average contains every message undamped, also what one of them leaves out"
 
     def init_state(self) -> None:
         graph = self.agreed_graph()
@@ -57,24 +61,43 @@ class RelaySGD(OnGraph):
         self.workers_behind = list(tree.links[self.context.rank].values())
         self.delay = tree.delay
         self.inbox: torch.Tensor | None = None  # the last message of each neighbour, one per row
+        self.channel = self.context.wire.messages("relay") if self.context.wire is not None else None
+        self.outbox: torch.Tensor | None = None  # through a wire: what each neighbour holds of this worker's messages
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.inbox is None:  # not in `init_state`: a model may be loaded between that and the first step
             self.inbox = torch.outer(x.new_tensor(self.workers_behind), x)
+            if self.channel is not None:
+                self.outbox = torch.outer(x.new_tensor([self.context.size - n for n in self.workers_behind]), x)
         self.weigh(g)
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.inbox is not None
         total = self.inbox.sum(0).add_(x)
         outgoing = {peer: total - received for peer, received in zip(self.peers, self.inbox, strict=True)}
-        self.context.comm.exchange(outgoing, dict(zip(self.peers, self.inbox, strict=True))).wait()
+        if self.channel is None:
+            self.context.comm.exchange(outgoing, dict(zip(self.peers, self.inbox, strict=True))).wait()
+        else:
+            self._exchange_changes(self.channel, outgoing)
         self.context.clock.rounds += 1
         x.add_(self.inbox.sum(0)).div_(self.context.size)
+
+    def _exchange_changes(self, channel: MessageChannel, outgoing: dict[int, torch.Tensor]) -> None:
+        """To each neighbour the change of its message; both ends advance by what is decoded."""
+        assert self.inbox is not None
+        assert self.outbox is not None
+        empty = channel.next_message()
+        received = {peer: torch.empty_like(empty) for peer in self.peers}
+        sent = {peer: channel.encode(outgoing[peer] - held) for peer, held in zip(self.peers, self.outbox, strict=True)}
+        self.context.comm.exchange(sent, received).wait()
+        for number, peer in enumerate(self.peers):
+            self.outbox[number].add_(channel.decode(sent[peer], self.context.rank))
+            self.inbox[number].add_(channel.decode(received[peer], peer))
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         graph = self.topology.on(size)
         messages = len(spanning_tree(Key(graph.identity, graph)).links[rank]) if due else 0
-        return messages, messages * model.elements * model.itemsize
+        return messages, messages * message_bytes(model)
 
 
 @dataclass(frozen=True)

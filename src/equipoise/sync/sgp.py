@@ -44,6 +44,9 @@ class SGP(OnGraph):
     def needs(self) -> Needs:
         return Needs(push_sum=True)
 
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return "none", "push-sum divides by weights, and what a message leaves out would move the mean"
+
     def init_state(self) -> None:
         self.mixing = Mixing(self.context, self.agreed_graph())
         self.joint = JointVector(self.flat, 1)  # [y | w] during a round
@@ -69,4 +72,4 @@ class SGP(OnGraph):
         return float(self.context.comm.gather(torch.tensor([self.weight], dtype=torch.float64)).min())
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return gossip_cost(self.topology, model.elements + 1, model.itemsize, rank, size, round) if due else (0, 0)
+        return gossip_cost(self.topology, model, rank, size, round, extra=1) if due else (0, 0)

@@ -49,7 +49,7 @@ class SlowMo(AveragesParameters):
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.anchor is not None
-        self.averaging.average(x)
+        self.averaging.average(x, self.anchor)
         rate = self.context.clock.lr
         if rate > 0:  # with a rate of zero no worker has moved
             self.momentum.mul_(self.beta).add_(self.anchor.sub(x), alpha=1.0 / rate)
@@ -57,4 +57,4 @@ class SlowMo(AveragesParameters):
         x.copy_(self.anchor)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        return self.average_cost(self.weights, model.elements, model.itemsize, rank, size) if due else (0, 0)
+        return self.average_cost(self.weights, model, rank, size) if due else (0, 0)

@@ -32,6 +32,7 @@ from ..order.base import Order
 from ..sync.base import Sync
 from ..sync.none import NoSync
 from ..topology.base import Topology
+from ..wire.base import Wire
 from . import toy
 
 COUNTED = ("steps", "samples", "rounds", "messages", "bytes")
@@ -224,8 +225,8 @@ def check_every_example(method: Order) -> None:
     spawn(loop, 2, virtual=True)
 
 
-def check_cost(method: Sync) -> None:
-    """The ledger equals the cost that a sync declares: step by step, rank by rank, on even and odd world sizes."""
+def check_cost(method: Sync | Wire) -> None:
+    """The ledger equals the cost that the sync declares: step by step, rank by rank, on even and odd world sizes."""
     job = _job(method)
 
     def loop(comm: Any) -> None:
@@ -234,7 +235,7 @@ def check_cost(method: Sync) -> None:
             messages, sent, rounds = comm.ledger.messages, comm.ledger.bytes, worker.clock.rounds
             _step(worker)
             counted = comm.ledger.messages - messages, comm.ledger.bytes - sent
-            declared = worker.sync.cost(worker.flat.size, comm.rank, comm.size, worker.clock.due, rounds)
+            declared = worker.sync.cost(worker.context.model_size, comm.rank, comm.size, worker.clock.due, rounds)
             where = f"rank {comm.rank} of {comm.size}, step {worker.clock.step}"
             assert counted == declared, f"{where}: sent {counted} (messages, bytes), declared {declared}"
 
@@ -302,6 +303,7 @@ PROMISES: dict[str, tuple[Callable[[Any], None], ...]] = {
     "period": (*SAYS, *TRAINS, check_state),
     "topology": (*SAYS, check_graph),
     "sync": (*SAYS, *TRAINS, check_state, check_cost),
+    "wire": (*SAYS, *TRAINS, check_state, check_cost),
 }
 
 

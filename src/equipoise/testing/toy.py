@@ -49,6 +49,8 @@ def choices(method: Configurable) -> dict[str, Any]:
         chosen["period"] = 2
     if method.axis == "period":
         chosen["sync"] = PeriodicAverage()
+    if method.axis == "wire":
+        chosen |= {"sync": PeriodicAverage(), "period": 2}
     return chosen
 
 

@@ -42,13 +42,13 @@ class Draw(NamedTuple):
     seed: int
     rank: int
     channel: int
-    count: int  # messages of the channel before this one
+    number: int  # messages of the channel before this one
     stage: int = 0  # 1: the code of a sum
 
     def generator(self, device: torch.device, *, shared: bool = False) -> torch.Generator:
         """A stream of this worker's own, or one that is the same on all workers."""
         rank = -1 if shared else self.rank
-        words = [self.seed, rank + 1, self.channel, self.count, self.stage]
+        words = [self.seed, rank + 1, self.channel, self.number, self.stage]
         state = np.random.SeedSequence(words).generate_state(1, np.uint64)
         return torch.Generator(device).manual_seed(int(state[0]))
 
@@ -66,6 +66,7 @@ class Wire(Method):
     STATE: ClassVar[tuple[str, ...]] = ("initial", "channel_states")
     collective: ClassVar[str]
     plain: ClassVar[bool] = False  # vectors travel as they are, and no channel is used
+    dense: ClassVar[bool] = False  # every element is in every message, with at least 4 bits
     memoryless: ClassVar[bool] = False  # rounding of each element by itself: good enough without residual or replica
 
     feedback: float = option(1.0, help=FEEDBACK, least=0, most=1)
@@ -104,24 +105,37 @@ class Wire(Method):
         """A channel for sums over all workers. `feedback = False` where what is summed is no increment."""
         from .channel import SumChannel
 
-        return self._added(name, SumChannel(self, len(self.channels), feedback=feedback))
+        channel = SumChannel(self, len(self.channels), feedback=feedback)
+        self._add(name, channel)
+        return channel
 
-    def replicas(self, name: str, vectors: int, gamma: float) -> ReplicaChannel:
-        """A channel for gossip of the model and `vectors - 1` more vectors."""
+    def replicas(self, name: str, vectors: int, gamma: float, *, tracks: bool) -> ReplicaChannel:
+        """A channel for gossip of the model and `vectors - 1` more vectors.
+
+        `tracks`: replicas follow what was sent, which needs the same graph in every round.
+        """
         from .replicas import ReplicaChannel
 
-        return self._added(name, ReplicaChannel(self, len(self.channels), vectors, gamma))
+        channel = ReplicaChannel(self, len(self.channels), vectors, gamma, tracks=tracks)
+        self._add(name, channel)
+        return channel
 
     def messages(self, name: str) -> MessageChannel:
         """A channel for messages from one worker to others."""
         from .messages import MessageChannel
 
-        return self._added(name, MessageChannel(self, len(self.channels)))
+        channel = MessageChannel(self, len(self.channels))
+        self._add(name, channel)
+        return channel
 
-    def _added(self, name: str, channel: Any) -> Any:
+    def _add(self, name: str, channel: SumChannel | ReplicaChannel | MessageChannel) -> None:
         assert name not in self.channels, f"the channel {name!r} exists"
         self.channels[name] = channel
-        return channel
+
+    def finish(self) -> None:
+        """Discard sums in flight; all workers do so together."""
+        for channel in self.channels.values():
+            channel.drop()
 
     @property
     def channel_states(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class Cast(RowWire):
     """Final here: the rounding to `dtype`. Beyond its largest number a value is cut off; a residual keeps the rest."""
 
     collective: ClassVar[str] = "all-to-all"
+    dense: ClassVar[bool] = True
     memoryless: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 

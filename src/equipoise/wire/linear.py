@@ -60,5 +60,11 @@ class LinearWire(Wire):
         return 4 * sum(self.lengths(elements, pieces))
 
     def sum_cost(self, elements: int, pieces: tuple[Piece, ...], rank: int, size: int) -> tuple[int, int]:
-        costs = [mean_cost(length, 4, rank, size) for length in self.lengths(elements, pieces)]
-        return sum(messages for messages, _ in costs), sum(bytes for _, bytes in costs)
+        messages = bytes = 0
+        for stage, length in enumerate(self.lengths(elements, pieces)):
+            own = length // size + (rank < length % size)
+            # An empty chunk is not sent, except in the first stage, where weights travel behind it.
+            first = size - 1 if stage == 0 else min(size, length) - bool(own)
+            messages += first + (size - 1) * bool(own)
+            bytes += mean_cost(length, 4, rank, size)[1]
+        return messages, bytes
