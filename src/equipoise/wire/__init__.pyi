@@ -1,5 +1,12 @@
 # Written by: python -m equipoise.config.stubs
 from .base import Wire as Wire
 from .bfloat16 import BFloat16 as BFloat16
+from .dct import Dct as Dct
 from .float16 import Float16 as Float16
 from .float32 import Float32 as Float32
+from .int4 import Int4 as Int4
+from .int8 import Int8 as Int8
+from .power_sgd import PowerSGD as PowerSGD
+from .random_k import RandomK as RandomK
+from .sign import Sign as Sign
+from .top_k import TopK as TopK

@@ -147,6 +147,11 @@ class Wire(Method):
             self.channels[name].load(state)
 
 
+def is_finite(vector: torch.Tensor) -> bool:
+    """No NaN, no infinity. The float32 sum decides almost always; of huge numbers it may overflow."""
+    return bool(vector.sum().isfinite()) or bool(vector.sum(dtype=torch.float64).isfinite())
+
+
 def pieces_of(shapes: tuple[tuple[int, ...], ...], start: int = 0, stop: int | None = None) -> tuple[Piece, ...]:
     """The tensors of a model between two elements, as matrices: the first dimension by all others.
 

@@ -13,7 +13,7 @@ from .cast import Cast
 class BFloat16(Cast):
     """Differences rounded to bfloat16: 8 bits of exponent, 8 of precision.
 
-        m = round(e),   |m - e| <= 2^-9 |e|  element by element
+        m = round(e),   |m - e| <= 2^-8 |e|  element by element
 
     Stores the residual, sends 2 bytes per element: half of float32. A sum is taken in float32 and rounded once more
     (all-to-all, sum, all-gather), as many bytes as an all-reduce. The range is that of float32, so nothing overflows.

@@ -28,8 +28,7 @@ class Cast(RowWire):
 
     def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
         largest = torch.finfo(self.dtype).max
-        clipped = torch.where(rows.isfinite(), rows.clamp(-largest, largest), torch.nan)
-        return clipped.to(self.dtype).view(torch.uint8)
+        return rows.clamp(-largest, largest).to(self.dtype).view(torch.uint8)
 
     def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
         rows.add_(codes.view(self.dtype), alpha=alpha)

@@ -18,7 +18,7 @@ from ..comm.fused_reduction import chunks, pack_floats, sum_in_order, sum_rows, 
 from ..comm.ledger import Deferred
 from ..core.errors import NonFinite
 from ..core.vector import ModelSize
-from .base import Draw, Piece, pieces_of
+from .base import Draw, Piece, is_finite, pieces_of
 from .linear import LinearWire
 from .rows import RowWire
 
@@ -107,7 +107,7 @@ class SumChannel:
         self._flight, self._stages = None, None
         self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
         self.count += 1
-        if not bool(total.sum(dtype=torch.float64).isfinite()):
+        if not is_finite(total):
             comm = self.context.comm
             raise NonFinite(
                 f"worker {comm.rank}, step {comm.step}: what a worker sent over the wire is NaN or infinite; lower the "
@@ -145,7 +145,7 @@ class SumChannel:
     def _launch(self, start: int, stop: int, weights: list[float]) -> None:
         assert self.residual is not None
         coded = self.residual[start:stop]
-        if not bool(coded.sum(dtype=torch.float64).isfinite()):
+        if not is_finite(coded):
             coded.fill_(torch.nan)  # all workers must notice, whatever the wire leaves out
         self._flight, self._cost, self._done = (start, stop, weights), Deferred(), -1
         worker = self.context.worker

@@ -13,7 +13,7 @@ from .cast import Cast
 class Float16(Cast):
     """Differences rounded to float16: 5 bits of exponent, 11 of precision.
 
-        m = round(e),   |m - e| <= 2^-12 |e| + 2^-25  element by element,   cut off at 65504
+        m = round(e),   |m - e| <= 2^-11 |e| + 2^-25  element by element,   cut off at 65504
 
     Stores the residual, sends 2 bytes per element: half of float32. More precise than bfloat16 where differences are
     between 6e-5 and 65504; smaller ones lose precision, and the residual keeps what is lost. Sums as in bfloat16.

@@ -27,7 +27,7 @@ class LinearWire(Wire):
 
     @abstractmethod
     def compress(self, vector: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, memory: Any) -> Compression:
-        """Yield the message of each stage and receive its sum over workers.
+        """Yield the message of each stage and receive its sum over workers; the message may be overwritten with it.
 
         Returns what the sum contains of this worker's vector, and the memory for the next vector: tensors by name,
         the same on all workers. `memory` is None at first.

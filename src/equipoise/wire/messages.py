@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, pieces_of
+from .base import Draw, is_finite, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -38,7 +38,7 @@ class MessageChannel:
     @torch.no_grad()
     def encode(self, difference: torch.Tensor) -> torch.Tensor:
         coded = difference.to(torch.float32)
-        if not bool(coded.sum(dtype=torch.float64).isfinite()):
+        if not is_finite(coded):
             coded = torch.full_like(coded, torch.nan)
         message, self.memory = self.wire.encode(coded, self.pieces, self._draw(self.context.rank), self.memory)
         return message

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, Piece, pieces_of
+from .base import Draw, Piece, is_finite, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -48,7 +48,7 @@ class ReplicaChannel:
         if self.own is None:
             self.own = self._initial(vector)
         distance = vector.to(torch.float32) - self.own
-        if not bool(distance.sum(dtype=torch.float64).isfinite()):
+        if not is_finite(distance):
             distance.fill_(torch.nan)
         self._message, self._next_memory = self.wire.encode(distance, self.pieces, self._draw(), self.memory)
         return self._message

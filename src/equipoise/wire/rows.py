@@ -26,7 +26,7 @@ class RowWire(Wire):
 
     @abstractmethod
     def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """The codes, uint8 and one per row. A row that is not finite must not be decoded to a finite one."""
+        """The codes, uint8 and one per row. Rows are finite or all NaN; the code of NaN is decoded to NaN."""
 
     @abstractmethod
     def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..core.method import Metadata, option
+from .base import Draw
+from .rows import RowWire
+from .sparse import KEEP_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
+
+
+@dataclass
+class TopK(RowWire):
+    """The elements with the largest magnitudes of each block: 141 times fewer bytes at the defaults.
+
+        m = Q(top_k(e)),   k = keep L of every block of L,   |top_k(e) - e|^2 <= (1 - k/L) |e|^2
+
+    Q rounds the k values. At 2 bits it is a sign and one of two magnitudes, the two that have the least squared error
+    for the block; with them |m - e|^2 <= (1 - 1/L) |e|^2 still, and for normal elements the values lose 0.6 % of their
+    squares. At the same bytes more elements in 2 bits have a smaller error than fewer in 8 or 32, hence the default.
+    Stores the residual. Sends ceil(log2 L) + `values` bits for each of the k elements: 0.028 bytes per element, the
+    magnitudes (two bfloat16) included. With error feedback, or with replicas, exact in the limit with every sync that
+    takes it; without (`feedback = 0`) clearly worse. `keep = 1, values = 32` is float32.
+
+    Sparse messages need an all-gather, since sums of them are no longer sparse: each worker sends its message to N - 1
+    others, and the gain over a float32 ring all-reduce falls as 2/N: 141 times at N = 2, 70 at 4, 18 at 16.
+
+    As the outer step of DiLoCo with momentum 0 it is SparseLoCo: error feedback, with some decay, replaces the outer
+    momentum. The recipe: `sync=DiLoCo(lr=0.4, momentum=0), wire=TopK(keep=1/64, values=2, feedback=0.95), period=30`.
+    With an outer momentum as well, what was delayed is counted twice.
+    Reference: Stich et al., Sparsified SGD with Memory, NeurIPS 2018; Sarfi et al., Communication Efficient LLM
+    Pre-training with SparseLoCo, 2025 (arXiv 2508.15706).
+    """
+
+    metadata: ClassVar[Metadata] = Metadata(
+        name="top-k",
+        help="the largest elements of each block, with error feedback: SparseLoCo with DiLoCo",
+        cites=("stich2018sparsified", "sarfi2025communication"),
+    )
+    collective: ClassVar[str] = "all-gather"
+
+    keep: float = option(1 / 64, help=KEEP_HELP, above=0, most=1)
+    values: int = option(2, help=VALUES_HELP, choices=VALUES)
+    block: int = option(4096, help="elements among which the largest are chosen", least=1)
+
+    def row_length(self) -> int:
+        return self.block
+
+    def row_bytes(self, length: int) -> int:
+        return sparse_bytes(length, self.keep, self.values)
+
+    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
+        return encode_sparse(rows, self.keep, self.values)
+
+    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
+        indices, values = decode_sparse(codes, rows.shape[1], self.keep, self.values)
+        rows.scatter_add_(1, indices, values.mul_(alpha))
