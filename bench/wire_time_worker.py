@@ -88,7 +88,10 @@ class Task(NamedTuple):
     def batches(self) -> Iterator[torch.Tensor]:
         """As the peers' users do it: torch's sampler and equal batches."""
         sampler: DistributedSampler[Any] = DistributedSampler(
-            range(len(self.inputs)), self.size, self.rank, seed=self.case.seed  # type: ignore[arg-type]
+            range(len(self.inputs)),
+            self.size,
+            self.rank,
+            seed=self.case.seed,  # type: ignore[arg-type]
         )
         epoch = 0
         while True:
@@ -132,7 +135,9 @@ def ddp(task: Task, hook: str = "", rank: int = 0) -> Trainee:
         model = DistributedDataParallel(task.model(), bucket_cap_mb=1000)
         if hook == "bf16":
             # torch refuses its bf16 hook, by name, where there is no CUDA; gloo can do it.
-            model.register_comm_hook(dist.group.WORLD, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
+            model.register_comm_hook(
+                dist.group.WORLD, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)
+            )
         else:
             state = powerSGD_hook.PowerSGDState(
                 dist.group.WORLD, matrix_approximation_rank=rank, start_powerSGD_iter=2, min_compression_rate=0.5
@@ -169,7 +174,12 @@ def torchft(task: Task, diloco: bool) -> Trainee:
         )
         task.stack.enter_context(
             DiLoCo(
-                Bare(), [model], optimizer, outer, sync_every=case.period, use_bucketization=False  # type: ignore
+                Bare(),
+                [model],
+                optimizer,
+                outer,
+                sync_every=case.period,
+                use_bucketization=False,  # type: ignore
             )
         )
     return loop(task, model, optimizer)

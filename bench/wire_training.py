@@ -9,12 +9,12 @@ a task with the same number of steps, cosine decay, 3 seeds. Losses are those of
 the first training examples and on the test part.
 
 Tuned on a seed of its own, by the training loss: the learning rate for float32 all-reduce, which all others reuse; the
-outer learning rate and momentum of float32 DiLoCo, which all other wires reuse, except for the sparse ones. These choose
-between that and outer steps without momentum, whose place the residual takes (feedback .95, SparseLoCo).
+outer learning rate and momentum of float32 DiLoCo, which all other wires reuse, except for the sparse ones. These
+choose between that and outer steps without momentum, whose place the residual takes (feedback .95, SparseLoCo).
 
 Runs are kept in `--out` as they end, and not repeated. Differences are relative to the float32 run of the same seed.
-`message` is the ratio of a float32 vector to one message, `sent` that of all bytes a worker sends: a sparse message goes
-to all other workers, so its gain over an all-reduce falls as 2 / N.
+`message` is the ratio of a float32 vector to one message, `sent` that of all bytes a worker sends: a sparse message
+goes to all other workers, so its gain over an all-reduce falls as 2 / N.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Case(NamedTuple):
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     feedback: float | None = None  # None: as the wire has it
-    steps: int = 640
-    batch: int = 16
+    steps: int = 1536
+    batch: int = 8
 
 
 def load(task: str, args: argparse.Namespace) -> Any:
@@ -110,7 +110,7 @@ def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
 
     def model() -> nn.Module:
         torch.manual_seed(case.seed)
-        return Transformer().build(loaded) if text else ResNet(norm="group", width=args.width).build(loaded)
+        return Transformer(width=32).build(loaded) if text else ResNet(norm="group", width=args.width).build(loaded)
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
         if text:
@@ -238,7 +238,8 @@ def tuned(tasks: list[str], wires: list[str], results: Results) -> dict[tuple[st
 
 def differences(rows: list[dict[str, Any]], base: list[dict[str, Any]], name: str) -> list[float]:
     """Relative to the float32 run of the same seed."""
-    return [row[name] / other[name] - 1 if math.isfinite(row[name]) else math.inf for row, other in zip(rows, base)]
+    pairs = zip(rows, base, strict=True)
+    return [row[name] / other[name] - 1 if math.isfinite(row[name]) else math.inf for row, other in pairs]
 
 
 def spread(values: list[float]) -> float:
@@ -247,7 +248,9 @@ def spread(values: list[float]) -> float:
 
 def table(title: str, rows: dict[str, list[dict[str, Any]]], cases: dict[str, Case]) -> dict[str, float]:
     """Print one task and sync: means over seeds, spreads, the goals."""
-    print(f"\n{title}, lr {cases['float32'].lr:g}, {cases['float32'].steps} steps of {cases['float32'].batch} x {WORKERS}")
+    print(
+        f"\n{title}, lr {cases['float32'].lr:g}, {cases['float32'].steps} steps of {cases['float32'].batch} x {WORKERS}"
+    )
     print(
         f"  {'':<20}{'bytes/step':>11}{'message':>9}{'sent':>8}{'train loss':>12}{'+-':>7}{'diff. %':>9}{'+-':>6}"
         f"{'test loss':>11}{'diff. %':>9}{'test acc. %':>13}  outer step"
@@ -323,15 +326,15 @@ def main() -> None:
     parser.add_argument("--task", choices=("both", *TASKS), default="both")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tuning-seed", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=640)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--text-steps", type=int, default=640)
-    parser.add_argument("--text-batch", type=int, default=8)
-    parser.add_argument("--width", type=int, default=16, help="of the ResNet")
+    parser.add_argument("--steps", type=int, default=1536)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--text-steps", type=int, default=1536)
+    parser.add_argument("--text-batch", type=int, default=4)
+    parser.add_argument("--width", type=int, default=8, help="of the ResNet")
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--tests", type=int, default=4_000, help="images of each part that are evaluated")
     parser.add_argument("--windows", type=int, default=2_000, help="windows of text of each part that are evaluated")
-    parser.add_argument("--vocabulary", type=int, default=2_000)
+    parser.add_argument("--vocabulary", type=int, default=1_000)
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, no tuning: do they run?")
     parser.add_argument("--plot", metavar="FILE", help="draw losses against bytes")
@@ -339,7 +342,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.steps = args.text_steps = 32
-        args.seeds, args.examples, args.tests, args.windows, args.width = 1, 2_000, 500, 200, 8
+        args.seeds, args.examples, args.tests, args.windows = 1, 2_000, 500, 200
     started, tasks, wires = time.time(), list(TASKS) if args.task == "both" else [args.task], list(names_of(args))
     results = Results(args)
     if args.quick:
