@@ -1,17 +1,24 @@
 """Gossip steps compared with torch DDP and decent-dp: 4 gloo processes, 1M-parameter MLP, batch 32, momentum SGD.
 
 All candidates run in the same processes on the same group, a block of steps each in turn. `--socket 1` sends our
-large messages through the sockets of gloo instead of shared memory. Bytes per step are counted by the ledger and
-compared with the minimum: one vector to each neighbour.
+large messages through the sockets of gloo instead of shared memory. `--rate 1gbit` (or 100mbit, ...; needs root) runs
+every worker in a network namespace with a link of that rate, and leaves out methods that decent-dp does not have. Bytes
+per step are counted by the ledger and compared with the minimum: one vector to each neighbour.
+
+decent-dp combines, then adapts, and its messages travel while the next gradient is computed: our combine = "before"
+with overlap does the same. Both its graphs are pairs with weight 1/2 that change in every round, also its ring; base-k
+is the like graph. Our ring has two neighbours in every round, and so sends twice the bytes.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
+import namespaces
 import torch
 from common import arguments, images, median_ratio, mlp, report, sgd
 from torch import nn
@@ -24,6 +31,32 @@ from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 
 GOALS = {"D-PSGD ring": 0.85, "D-PSGD one-peer": 0.70, "DeTAG ring, one round": 1.2}
+PEERS = {
+    "D-PSGD ring": ("decent-dp ring", None),
+    "D-PSGD ring, overlapped": ("decent-dp ring", None),
+    "D-PSGD base-k, overlapped": ("decent-dp ring", 1.0),
+    "D-PSGD one-peer": ("decent-dp one-peer", None),
+    "D-PSGD one-peer, overlapped": ("decent-dp one-peer", 1.0),
+}  # of decent-dp the like candidate, and the goal where both send the same bytes
+
+
+def candidates_of_ours(rate: str) -> dict[str, eq.sync.Sync]:
+    before = {"combine": "before", "overlap": True}
+    gossip: dict[str, eq.sync.Sync] = {
+        "D-PSGD ring": eq.sync.DPSGD(eq.topology.Ring()),
+        "D-PSGD ring, overlapped": eq.sync.DPSGD(eq.topology.Ring(), **before),
+        "D-PSGD base-k, overlapped": eq.sync.DPSGD(eq.topology.BaseK(), **before),
+        "D-PSGD one-peer": eq.sync.DPSGD(eq.topology.OnePeer()),
+        "D-PSGD one-peer, overlapped": eq.sync.DPSGD(eq.topology.OnePeer(), **before),
+    }
+    if rate:
+        return gossip
+    return gossip | {
+        "all-reduce": eq.sync.AllReduce(),
+        "D2 ring": eq.sync.D2(eq.topology.Ring()),
+        "DSGT ring": eq.sync.DSGT(eq.topology.Ring()),
+        "DeTAG ring, one round": eq.sync.DeTAG(eq.topology.Ring()),
+    }
 
 
 def ours(comm: Comm, sync: eq.sync.Sync, block: int) -> tuple[Callable[[], None], Worker]:
@@ -37,7 +70,10 @@ def ours(comm: Comm, sync: eq.sync.Sync, block: int) -> tuple[Callable[[], None]
             if worker.position.steps_left == 0:
                 worker.clock.epoch += 1
                 worker.position.begin(worker.clock.epoch)
-            worker.control.after(worker.step())
+            start = time.perf_counter()
+            loss = worker.step()
+            worker.clock.seconds += time.perf_counter() - start
+            worker.control.after(loss)
 
     return run, worker
 
@@ -62,8 +98,6 @@ def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer | None, block:
 def peers(comm: Comm, block: int) -> dict[str, Callable[[], None]]:
     """decent-dp steps its own optimizer inside backward."""
     try:
-        import sys
-
         from loguru import logger
 
         logger.remove()
@@ -83,20 +117,13 @@ def peers(comm: Comm, block: int) -> dict[str, Callable[[], None]]:
     return made
 
 
-def compare(comm: Comm, block: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
+def compare(
+    comm: Comm, block: int, repetitions: int, rate: str
+) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
     model = DistributedDataParallel(mlp())
     candidates = {"DDP": plain_loop(model, sgd(model.parameters()), block, comm.rank)}
     workers = {}
-    for name, sync in (
-        ("all-reduce", eq.sync.AllReduce()),
-        ("D-PSGD ring", eq.sync.DPSGD(eq.topology.Ring())),
-        ("D-PSGD one-peer", eq.sync.DPSGD(eq.topology.OnePeer())),
-        ("D-PSGD ring, bfloat16 on the wire", eq.sync.DPSGD(eq.topology.Ring(), wire="bfloat16")),
-        ("D-PSGD ring, overlapped", eq.sync.DPSGD(eq.topology.Ring(), combine="before", overlap=True)),
-        ("D2 ring", eq.sync.D2(eq.topology.Ring())),
-        ("DSGT ring", eq.sync.DSGT(eq.topology.Ring())),
-        ("DeTAG ring, one round", eq.sync.DeTAG(eq.topology.Ring())),
-    ):
+    for name, sync in candidates_of_ours(rate).items():
         candidates[name], workers[name] = ours(comm, sync, block)
     candidates |= peers(comm, block)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -112,18 +139,26 @@ def compare(comm: Comm, block: int, repetitions: int) -> tuple[dict[str, list[fl
                 seconds[name].append((time.perf_counter() - start) / block)
             if name in workers:
                 workers[name].sent = comm.ledger.bytes / block  # type: ignore[attr-defined]
-    vector = 4.0 * len(workers["all-reduce"].flat)
+    vector = 4.0 * len(workers["D-PSGD ring"].flat)
     return seconds, {name: (w.sent, w.sent / vector) for name, w in workers.items()}  # type: ignore[attr-defined]
 
 
 def main() -> None:
-    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0)
+    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0, rate="")
+    if args.rate and "RANK" not in os.environ:
+        namespaces.remove(args.workers)
+        try:
+            namespaces.make(args.workers, args.rate)
+            print(namespaces.measure(os.path.abspath(__file__), sys.argv[1:], args.workers))
+        finally:
+            namespaces.remove(args.workers)
+        return
     if args.socket:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = "0"
-    seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
+    seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions, args.rate), args.workers)[0]
     if os.environ.get("RANK", "0") != "0":
         return
-    channel = "sockets" if args.socket or "RANK" in os.environ else "shared memory"
+    channel = f"links of {args.rate}" if args.rate else "sockets" if args.socket else "shared memory"
     print(f"{args.workers} processes; large messages through {channel}")
     for name, values in seconds.items():
         extra = (
@@ -131,9 +166,14 @@ def main() -> None:
         )
         print(f"  {name:<36} {1e3 * statistics.median(values):7.2f} ms{extra}")
     rows = [
-        (f"{name} / DDP", median_ratio(values, seconds["DDP"]), GOALS.get(name))
+        (f"{name} / DDP", median_ratio(values, seconds["DDP"]), GOALS.get(name) if not args.rate else None)
         for name, values in seconds.items()
         if name != "DDP"
+    ]
+    rows += [
+        (f"{name} / {peer}", median_ratio(seconds[name], seconds[peer]), goal)
+        for name, (peer, goal) in PEERS.items()
+        if peer in seconds
     ]
     report("Gossip, ratios of one run", rows, args.json)
 
