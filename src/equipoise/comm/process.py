@@ -222,8 +222,7 @@ class ProcessComm(Comm):
                 if id(tensor) not in written:
                     written[id(tensor)] = shared.write(tensor)
                 sends.append(shared.announce(written[id(tensor)], peer))
-            if remote:
-                sends += [work.wait for work in dist.batch_isend_irecv(remote)]
+            sends += [work.wait for work in _start(remote)]
         return _ProcessExchange(self, incoming, sends, expected, list(written.values()))
 
     def close(self) -> None:
@@ -231,6 +230,13 @@ class ProcessComm(Comm):
             self._heartbeat.close()
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _start(operations: list[dist.P2POp]) -> list[Any]:
+    """The works of sends and receives. Only nccl needs them as a batch; for gloo the checks of one cost time."""
+    if any(operation.tensor.device.type != "cpu" for operation in operations):
+        return dist.batch_isend_irecv(operations)
+    return [operation.op(operation.tensor, operation.peer) for operation in operations]
 
 
 class _ProcessExchange(Pending):
