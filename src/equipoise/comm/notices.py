@@ -215,6 +215,6 @@ def _alive(pid: int) -> bool:
     """Is it running? A child that has ended stays a zombie until its parent asks."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            return file.read().rpartition(b")")[2].split()[:1] not in ([], [b"Z"], [b"X"])
     except (FileNotFoundError, ProcessLookupError):
         return False
