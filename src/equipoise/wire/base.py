@@ -55,21 +55,24 @@ class Draw(NamedTuple):
 
 @dataclass
 class Wire(Method):
-    """Final here: the channels and their state. `collective` says how messages are summed over workers:
-
-    all-to-all: chunks go to their ranks, are summed in float32 and coded again, and the codes go to all workers;
-    all-gather: every message goes to every worker;
-    all-reduce: messages are numbers that are summed as they are.
-    """
+    """Final here: the channels and their state."""
 
     axis: ClassVar[str] = "wire"
     STATE: ClassVar[tuple[str, ...]] = ("initial", "channel_states")
-    collective: ClassVar[str]
     plain: ClassVar[bool] = False  # vectors travel as they are, and no channel is used
     dense: ClassVar[bool] = False  # every element is in every message, with at least 4 bits
     memoryless: ClassVar[bool] = False  # rounding of each element by itself: good enough without residual or replica
 
     feedback: float = option(1.0, help=FEEDBACK, least=0, most=1)
+
+    @abstractmethod
+    def collective(self) -> str:
+        """How messages are summed over workers.
+
+        all-to-all: chunks go to their ranks, are summed in float32 and coded again, and the codes go to all workers;
+        all-gather: every message goes to every worker;
+        all-reduce: messages are numbers that are summed as they are.
+        """
 
     @abstractmethod
     def encode(

@@ -15,10 +15,12 @@ from .rows import RowWire
 class Cast(RowWire):
     """Final here: the rounding to `dtype`. Beyond its largest number a value is cut off; a residual keeps the rest."""
 
-    collective: ClassVar[str] = "all-to-all"
     dense: ClassVar[bool] = True
     memoryless: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
+
+    def collective(self) -> str:
+        return "all-to-all"
 
     def row_length(self) -> int:
         return 1

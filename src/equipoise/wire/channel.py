@@ -59,7 +59,7 @@ class SumChannel:
         """Exchanges in a sum."""
         if isinstance(self.wire, LinearWire):
             return 2 * len(self.wire.lengths(len(self.flat), pieces_of(self.shapes)))
-        return 1 if self.wire.collective == "all-gather" else 2
+        return 1 if self.wire.collective() == "all-gather" else 2
 
     def reference_model(self) -> torch.Tensor:
         """A model that all workers hold, from which differences are taken; at first the initial one."""
@@ -154,7 +154,7 @@ class SumChannel:
             self._stages = self._sum_linear(self.wire, coded, pieces_of(self.shapes, start, stop), draw)
         else:
             assert isinstance(self.wire, RowWire)
-            summed = self._gather_codes if self.wire.collective == "all-gather" else self._scatter_codes
+            summed = self._gather_codes if self.wire.collective() == "all-gather" else self._scatter_codes
             self._stages = summed(self.wire, coded, draw)
         self._next()
 

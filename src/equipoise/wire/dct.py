@@ -10,7 +10,7 @@ import torch
 from ..core.method import Metadata, option
 from .base import FEEDBACK, Draw
 from .rows import RowWire
-from .sparse import KEEP_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
+from .sparse import KEEP_HELP, REDUCE, REDUCE_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
 
 
 @dataclass
@@ -35,13 +35,16 @@ class Dct(RowWire):
     metadata: ClassVar[Metadata] = Metadata(
         name="dct", help="the largest DCT coefficients, the residual as momentum (DeMo)", cites=("peng2024demo",)
     )
-    collective: ClassVar[str] = "all-gather"
 
     feedback: float = option(0.999, help=FEEDBACK, least=0, most=1)
     keep: float = option(1 / 64, help=KEEP_HELP, above=0, most=1)
     values: int = option(2, help=VALUES_HELP, choices=VALUES)
     chunk: int = option(64, help="elements that are transformed together", least=1)
     block: int = option(4096, help="elements among whose coefficients the largest are chosen", least=1)
+    reduce: str = option("all-gather", help=REDUCE_HELP, choices=REDUCE)
+
+    def collective(self) -> str:
+        return self.reduce
 
     def row_length(self) -> int:
         return self.block

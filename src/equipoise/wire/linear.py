@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -19,7 +19,8 @@ Compression = Generator[torch.Tensor, torch.Tensor, tuple[torch.Tensor, Any]]
 class LinearWire(Wire):
     """Final here: everything but the map, which may take several stages, each made with the sum of the one before."""
 
-    collective: ClassVar[str] = "all-reduce"
+    def collective(self) -> str:
+        return "all-reduce"
 
     @abstractmethod
     def lengths(self, elements: int, pieces: tuple[Piece, ...]) -> list[int]:

@@ -53,12 +53,14 @@ def dequantise(codes: torch.Tensor, bits: int, length: int) -> tuple[torch.Tenso
 class Quantised(RowWire):
     """Final here: everything but the number of bits. A block is a row."""
 
-    collective: ClassVar[str] = "all-to-all"
     dense: ClassVar[bool] = True
     bits: ClassVar[int]
 
     block: int = option(256, help="elements that share a scale", least=1)
     rounding: str = option("nearest", help="stochastic: unbiased, and noisier", choices=("nearest", "stochastic"))
+
+    def collective(self) -> str:
+        return "all-to-all"
 
     def row_length(self) -> int:
         return self.block

@@ -50,7 +50,7 @@ class RowWire(Wire):
         return -(-elements // length) * self.row_bytes(length)
 
     def sum_cost(self, elements: int, pieces: tuple[Piece, ...], rank: int, size: int) -> tuple[int, int]:
-        if self.collective == "all-gather":
+        if self.collective() == "all-gather":
             return size - 1, (size - 1) * self.message_bytes(elements)
         length = self.length_for(elements, size)
         bounds, row = chunks(-(-elements // length), size), self.row_bytes(length)

@@ -37,9 +37,11 @@ class Sign(RowWire):
         help="1 bit and a scale per block: 31 times fewer bytes",
         cites=("karimireddy2019error", "seide2014bit", "tang2021bit"),
     )
-    collective: ClassVar[str] = "all-to-all"
 
     block: int = option(1024, help="elements that share a scale", least=1)
+
+    def collective(self) -> str:
+        return "all-to-all"
 
     def row_length(self) -> int:
         return self.block

@@ -11,6 +11,8 @@ from .quantise import dequantise, quantise, quantised_bytes
 
 VALUES = (2, 8, 32)
 VALUES_HELP = "bits of a value: 32 float32, 8 integers with one scale per block, 2 a sign and one of two magnitudes"
+REDUCE = ("all-gather", "all-to-all")
+REDUCE_HELP = "all-gather: messages go to all workers; all-to-all: sums are coded again, bytes do not grow with workers"
 KEEP_HELP = "part of each block that is sent: the largest"
 LEVEL = torch.bfloat16  # of the magnitudes of 2-bit values
 GROUPS = 8

@@ -8,7 +8,7 @@ import torch
 from ..core.method import Metadata, option
 from .base import Draw
 from .rows import RowWire
-from .sparse import KEEP_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
+from .sparse import KEEP_HELP, REDUCE, REDUCE_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
 
 
 @dataclass
@@ -18,14 +18,16 @@ class TopK(RowWire):
         m = Q(top_k(e)),   k = keep L of every block of L,   |top_k(e) - e|^2 <= (1 - k/L) |e|^2
 
     Q rounds the k values. At 2 bits it is a sign and one of two magnitudes, the two that have the least squared error
-    for the block; with them |m - e|^2 <= (1 - 1/L) |e|^2 still, and for normal elements the values lose 0.6 % of their
-    squares. At the same bytes more elements in 2 bits have a smaller error than fewer in 8 or 32, hence the default.
+    for the block; with them |m - e|^2 <= (1 - 1/L) |e|^2 still. At the same bytes more elements in 2 bits have a
+    smaller error than fewer in 8 or 32, hence the default.
     Stores the residual. Sends ceil(log2 L) + `values` bits for each of the k elements: 0.028 bytes per element, the
     magnitudes (two bfloat16) included. With error feedback, or with replicas, exact in the limit with every sync that
     takes it; without (`feedback = 0`) clearly worse. `keep = 1, values = 32` is float32.
 
     Sparse messages need an all-gather, since sums of them are no longer sparse: each worker sends its message to N - 1
-    others, and the gain over a float32 ring all-reduce falls as 2/N: 141 times at N = 2, 70 at 4, 18 at 16.
+    others, and the gain over a float32 ring all-reduce falls as 2/N: 141 times at N = 2, 70 at 4, 18 at 16. With
+    `reduce = "all-to-all"` the ranks sum their chunks and send the largest elements of the sums: 141 times at any N, at
+    the price of a second residual.
 
     As the outer step of DiLoCo with momentum 0 it is SparseLoCo: error feedback, with some decay, replaces the outer
     momentum. The recipe: `sync=DiLoCo(lr=0.4, momentum=0), wire=TopK(keep=1/64, values=2, feedback=0.95), period=30`.
@@ -39,11 +41,14 @@ class TopK(RowWire):
         help="the largest elements of each block, with error feedback: SparseLoCo with DiLoCo",
         cites=("stich2018sparsified", "sarfi2025communication"),
     )
-    collective: ClassVar[str] = "all-gather"
 
     keep: float = option(1 / 64, help=KEEP_HELP, above=0, most=1)
     values: int = option(2, help=VALUES_HELP, choices=VALUES)
     block: int = option(4096, help="elements among which the largest are chosen", least=1)
+    reduce: str = option("all-gather", help=REDUCE_HELP, choices=REDUCE)
+
+    def collective(self) -> str:
+        return self.reduce
 
     def row_length(self) -> int:
         return self.block
