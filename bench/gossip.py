@@ -1,55 +1,93 @@
 """Gossip steps compared with torch DDP and decent-dp: 4 gloo processes, 1M-parameter MLP, batch 32, momentum SGD.
 
-All candidates run in the same processes on the same group, a block of steps each in turn. `--socket 1` sends our
-large messages through the sockets of gloo instead of shared memory. Bytes per step are counted by the ledger and
-compared with the minimum: one vector to each neighbour.
+All candidates run in the same processes on the same group, a block of steps each in turn; the slowest worker counts.
+`--socket 1` sends our large messages through the sockets of gloo instead of shared memory. `--rate 1gbit` (or 100mbit,
+...; needs root) runs every worker in a network namespace with a link of that rate, with only the methods that decent-dp
+has. Bytes per step are counted by the ledger and compared with the minimum: one vector to each neighbour.
+
+decent-dp combines, then adapts, and its messages travel while the next gradient is computed: our combine = "before"
+with overlap does the same. Both its graphs are pairs with weight 1/2 that change in every round, also its ring; base-k
+is the like graph. Our ring has two neighbours in every round, and so sends twice the bytes.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
+import namespaces
 import torch
 from common import arguments, images, median_ratio, mlp, report, sgd
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import equipoise as eq
-from equipoise.comm.base import Comm, barrier
+from equipoise.comm.base import Comm
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
 
 GOALS = {"D-PSGD ring": 0.85, "D-PSGD one-peer": 0.70, "DeTAG ring, one round": 1.2}
+LEAD = 2  # steps before each block, so that it begins as it ends: with a message just sent
+LINKS = {"1gbit": 0.065, "100mbit": 0.65, "10mbit": 6.5}  # seconds that a link needs for two vectors
+PEERS = {
+    "D-PSGD ring": ("decent-dp ring", None),
+    "D-PSGD ring, overlapped": ("decent-dp ring", None),
+    "D-PSGD base-k, overlapped": ("decent-dp ring", 1.0),
+    "D-PSGD one-peer": ("decent-dp one-peer", None),
+    "D-PSGD one-peer, overlapped": ("decent-dp one-peer", 1.0),
+}  # of decent-dp the like candidate, and the goal where both send the same bytes
 
 
-def ours(comm: Comm, sync: eq.sync.Sync, wire: eq.wire.Wire, block: int) -> tuple[Callable[[], None], Worker]:
+def candidates_of_ours(rate: str) -> dict[str, eq.sync.Sync]:
+    before = {"combine": "before", "overlap": True}
+    gossip: dict[str, eq.sync.Sync] = {
+        "D-PSGD ring, overlapped": eq.sync.DPSGD(eq.topology.Ring(), **before),
+        "D-PSGD base-k, overlapped": eq.sync.DPSGD(eq.topology.BaseK(), **before),
+        "D-PSGD one-peer, overlapped": eq.sync.DPSGD(eq.topology.OnePeer(), **before),
+    }
+    if rate:
+        return gossip
+    return gossip | {
+        "D-PSGD ring": eq.sync.DPSGD(eq.topology.Ring()),
+        "D-PSGD one-peer": eq.sync.DPSGD(eq.topology.OnePeer()),
+        "all-reduce": eq.sync.AllReduce(),
+        "D2 ring": eq.sync.D2(eq.topology.Ring()),
+        "DSGT ring": eq.sync.DSGT(eq.topology.Ring()),
+        "DeTAG ring, one round": eq.sync.DeTAG(eq.topology.Ring()),
+    }
+
+
+def ours(comm: Comm, sync: eq.sync.Sync) -> tuple[Callable[[int], None], Worker]:
     inputs, targets = images()
     data, loss = Source((inputs, targets)), nn.CrossEntropyLoss()
-    job = Job(model=mlp, loss=loss, train=data, length=Length(epochs=1000), optimizer=sgd, sync=sync, wire=wire)
+    job = Job(model=mlp, loss=loss, train=data, length=Length(epochs=1000), optimizer=sgd, sync=sync)
     worker = Worker(job, comm)
     worker.model.train()
 
-    def run() -> None:
-        for _ in range(block):
+    def run(steps: int) -> None:
+        for _ in range(steps):
             if worker.position.steps_left == 0:
                 worker.clock.epoch += 1
                 worker.position.begin(worker.clock.epoch)
-            worker.control.after(worker.step())
+            start = time.perf_counter()
+            loss = worker.step()
+            worker.clock.seconds += time.perf_counter() - start
+            worker.control.after(loss)
 
     return run, worker
 
 
-def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer | None, block: int, rank: int) -> Callable[[], None]:
+def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer | None, rank: int) -> Callable[[int], None]:
     inputs, targets = images()
     loss = nn.CrossEntropyLoss()
     generator = torch.Generator().manual_seed(rank)
 
-    def run() -> None:
-        for _ in range(block):
+    def run(steps: int) -> None:
+        for _ in range(steps):
             index = torch.randint(len(inputs), (32,), generator=generator)
             if optimizer is not None:
                 optimizer.zero_grad()
@@ -60,11 +98,9 @@ def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer | None, block:
     return run
 
 
-def peers(comm: Comm, block: int) -> dict[str, Callable[[], None]]:
+def peers(comm: Comm) -> dict[str, Callable[[int], None]]:
     """decent-dp steps its own optimizer inside backward."""
     try:
-        import sys
-
         from loguru import logger
 
         logger.remove()
@@ -80,52 +116,55 @@ def peers(comm: Comm, block: int) -> dict[str, Callable[[], None]]:
             mlp(), lambda named: sgd([p for _, p in named]), topology=topology, _local_world_size=comm.size
         )
         model.train()
-        made[name] = plain_loop(model, None, block, comm.rank)
+        made[name] = plain_loop(model, None, comm.rank)
     return made
 
 
-def compare(comm: Comm, block: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
+def compare(
+    comm: Comm, block: int, repetitions: int, rate: str
+) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
     model = DistributedDataParallel(mlp())
-    candidates = {"DDP": plain_loop(model, sgd(model.parameters()), block, comm.rank)}
+    candidates = {"DDP": plain_loop(model, sgd(model.parameters()), comm.rank)}
     workers = {}
-    for name, sync in (
-        ("all-reduce", eq.sync.AllReduce()),
-        ("D-PSGD ring", eq.sync.DPSGD(eq.topology.Ring())),
-        ("D-PSGD one-peer", eq.sync.DPSGD(eq.topology.OnePeer())),
-        ("D-PSGD ring, bfloat16 on the wire", eq.sync.DPSGD(eq.topology.Ring())),
-        ("D-PSGD ring, overlapped", eq.sync.DPSGD(eq.topology.Ring(), combine="before", overlap=True)),
-        ("D2 ring", eq.sync.D2(eq.topology.Ring())),
-        ("DSGT ring", eq.sync.DSGT(eq.topology.Ring())),
-        ("DeTAG ring, one round", eq.sync.DeTAG(eq.topology.Ring())),
-    ):
-        wire = eq.wire.BFloat16() if "bfloat16" in name else eq.wire.Float32()
-        candidates[name], workers[name] = ours(comm, sync, wire, block)
-    candidates |= peers(comm, block)
+    for name, sync in candidates_of_ours(rate).items():
+        candidates[name], workers[name] = ours(comm, sync)
+    candidates |= peers(comm)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(repetitions + 1):
         for name, run in candidates.items():
-            barrier(comm)
+            run(LEAD)
             if name in workers:
                 workers[name].comm.ledger.load_state_dict({"messages": 0, "bytes": 0})
             start = time.perf_counter()
-            run()
-            barrier(comm)
-            if turn:
-                seconds[name].append((time.perf_counter() - start) / block)
+            run(block)
+            spent = torch.tensor((time.perf_counter() - start) / block)
             if name in workers:
                 workers[name].sent = comm.ledger.bytes / block  # type: ignore[attr-defined]
-    vector = 4.0 * len(workers["all-reduce"].flat)
+            time.sleep(LINKS.get(rate, 0.0))  # a message in flight must not delay the next candidate
+            with comm.uncounted():
+                slowest = float(comm.gather(spent).max())
+            if turn:
+                seconds[name].append(slowest)
+    vector = 4.0 * len(workers["D-PSGD ring, overlapped"].flat)
     return seconds, {name: (w.sent, w.sent / vector) for name, w in workers.items()}  # type: ignore[attr-defined]
 
 
 def main() -> None:
-    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0)
+    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0, rate="")
+    if args.rate and "RANK" not in os.environ:
+        namespaces.remove(args.workers)
+        try:
+            namespaces.make(args.workers, args.rate)
+            print(namespaces.measure(os.path.abspath(__file__), sys.argv[1:], args.workers))
+        finally:
+            namespaces.remove(args.workers)
+        return
     if args.socket:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = "0"
-    seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions), args.workers)[0]
+    seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions, args.rate), args.workers)[0]
     if os.environ.get("RANK", "0") != "0":
         return
-    channel = "sockets" if args.socket or "RANK" in os.environ else "shared memory"
+    channel = f"links of {args.rate}" if args.rate else "sockets" if args.socket else "shared memory"
     print(f"{args.workers} processes; large messages through {channel}")
     for name, values in seconds.items():
         extra = (
@@ -133,9 +172,14 @@ def main() -> None:
         )
         print(f"  {name:<36} {1e3 * statistics.median(values):7.2f} ms{extra}")
     rows = [
-        (f"{name} / DDP", median_ratio(values, seconds["DDP"]), GOALS.get(name))
+        (f"{name} / DDP", median_ratio(values, seconds["DDP"]), GOALS.get(name) if not args.rate else None)
         for name, values in seconds.items()
         if name != "DDP"
+    ]
+    rows += [
+        (f"{name} / {peer}", median_ratio(seconds[name], seconds[peer]), goal)
+        for name, (peer, goal) in PEERS.items()
+        if peer in seconds and name in seconds
     ]
     report("Gossip, ratios of one run", rows, args.json)
 

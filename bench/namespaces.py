@@ -23,7 +23,9 @@ def run(*command: str, check: bool = True) -> None:
 
 
 def make(workers: int, rate: str) -> None:
-    """Namespaces on one bridge. Sending and receiving are limited to `rate` each, as on a full-duplex link."""
+    """Namespaces on one bridge. Sending and receiving are limited to `rate` each, as on a full-duplex link; to nothing
+    if it is empty.
+    """
     run("ip", "link", "add", PREFIX, "type", "bridge")
     run("ip", "link", "set", PREFIX, "up")
     for k in range(workers):
@@ -38,6 +40,8 @@ def make(workers: int, rate: str) -> None:
         run("ip", "-n", space, "link", "set", "lo", "up")
         # BBR, where it is the default, leaves a token bucket idle while it probes; other machines run on losses.
         run("ip", "netns", "exec", space, "sysctl", "-w", "net.ipv4.tcp_congestion_control=reno")
+        if not rate:
+            continue
         bucket = ["rate", rate, "burst", BURST.get(rate, "32kb"), "latency", "400ms"]
         run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", inner, "root", "tbf", *bucket)
         run("tc", "qdisc", "add", "dev", outer, "root", "tbf", *bucket)

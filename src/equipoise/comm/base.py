@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +137,10 @@ class Comm(ABC):
                 )
         self.ledger.record(len(outgoing), sum(t.numel() * t.element_size() for t in outgoing.values()))
         return self._exchange(outgoing, incoming)
+
+    @abstractmethod
+    def copies(self, tensor: torch.Tensor, peers: Iterable[int]) -> bool:
+        """Does `exchange` with these peers copy the tensor, so that it may change at once?"""
 
     @abstractmethod
     def counter(self, name: str, add: int) -> int:

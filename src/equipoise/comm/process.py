@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from ..core.errors import PeerLost, UserError
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
-from .shared_memory import Expected, Segment, SharedMemory
+from .segment import Segment
+from .shared_memory import Expected, SharedMemory
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory
 
@@ -45,7 +46,7 @@ class ProcessComm(Comm):
         self._step = 0
         self._owner = False  # did this object make the process group? Then it ends it
         self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
-        self._shared = SharedMemory(self.rank, self.size, self.gather_objects)
+        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout)
 
     @classmethod
     def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
@@ -203,6 +204,9 @@ class ProcessComm(Comm):
             assert self._heartbeat is not None, "a counter needs the store of the process group"
             return int(self._heartbeat.store.add(f"equipoise/counter/{name}", add))
 
+    def copies(self, tensor: torch.Tensor, peers: Iterable[int]) -> bool:
+        return all(self._shared.reaches(peer, tensor) for peer in peers)
+
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         shared = self._shared
         local = {peer: t for peer, t in sorted(incoming.items()) if shared.reaches(peer, t)}
@@ -210,18 +214,16 @@ class ProcessComm(Comm):
         written: dict[int, Segment] = {}
         with self._guard("exchange"), torch.no_grad():
             expected = {peer: shared.expect(peer, tensor) for peer, tensor in local.items()}
-            works: list[tuple[Any, Any]] = []  # with the buffers that must outlive them
+            sends: list[Callable[[], Any]] = []  # waits for them
             for peer, tensor in sorted(outgoing.items()):
                 if not shared.reaches(peer, tensor):
                     remote.append(dist.P2POp(dist.isend, tensor, peer))
                     continue
                 if id(tensor) not in written:
-                    written[id(tensor)] = shared.write(tensor, len(written))
-                works.append(shared.announce(written[id(tensor)], peer))
-            if remote:
-                works += [(work, None) for work in dist.batch_isend_irecv(remote)]
-        shared.in_flight += max(1, len(written))
-        return _ProcessExchange(self, incoming, works, expected, max(1, len(written)))
+                    written[id(tensor)] = shared.write(tensor)
+                sends.append(shared.announce(written[id(tensor)], peer))
+            sends += [work.wait for work in _start(remote)]
+        return _ProcessExchange(self, incoming, sends, expected, list(written.values()))
 
     def close(self) -> None:
         if self._heartbeat is not None:
@@ -230,18 +232,24 @@ class ProcessComm(Comm):
             dist.destroy_process_group()
 
 
+def _start(operations: list[dist.P2POp]) -> list[Any]:
+    """The works of sends and receives. Only nccl needs them as a batch; for gloo the checks of one cost time."""
+    if any(operation.tensor.device.type != "cpu" for operation in operations):
+        return dist.batch_isend_irecv(operations)
+    return [operation.op(operation.tensor, operation.peer) for operation in operations]
+
+
 class _ProcessExchange(Pending):
     def __init__(
         self,
         comm: ProcessComm,
         incoming: Mapping[int, torch.Tensor],
-        works: list[tuple[Any, Any]],
+        sends: list[Callable[[], Any]],
         expected: dict[int, Expected],
-        written: int,
+        written: list[Segment],
     ):
         super().__init__(incoming)
-        self.written = written
-        self.comm, self.works, self.expected = comm, works, expected
+        self.comm, self.sends, self.expected, self.written = comm, sends, expected, written
         self.arrived = False
         self.borrowed: list[int] = []  # peers whose message is read in their memory
 
@@ -257,9 +265,10 @@ class _ProcessExchange(Pending):
                     messages[peer] = message
                     self.borrowed.append(peer)
             # gloo gives one Work per operation and nccl one for all: wait on every element.
-            for work, _ in self.works:
-                work.wait()
-        self.comm._shared.in_flight -= self.written
+            for wait in self.sends:
+                wait()
+        for segment in self.written:
+            segment.in_flight = False
         return messages
 
     def release(self) -> None:

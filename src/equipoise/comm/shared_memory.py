@@ -1,15 +1,13 @@
 """Large tensors between workers of one host, through shared memory.
 
 gloo sends all data through sockets, also between processes of one host. Here the payload is written once to anonymous
-shared memory and read by all receivers. Small tokens on gloo announce it, so that order, timeouts and the diagnosis of
-a missing worker are those of gloo. The memory belongs to the process that made it and is freed when that ends.
+shared memory and read by all receivers; `notices` announce and acknowledge it.
 
 Workers in different network namespaces count as different hosts: a simulated network must carry their messages.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable
@@ -18,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .base import Stream
 from .fused_reduction import FusedReduction, chunks, sum_columns, sum_rows
+from .notices import CounterNotices, GlooNotices, Notices
+from .segment import Segment
 
 LEAST = 1 << 16  # bytes; smaller tensors are as fast on the socket
 _PIECE = 1 << 21  # elements summed at once: bounds the memory
 _LINE = 16  # elements: chunks aligned to cache lines are read and written faster
-_TOKEN, _ACK = 101, 102  # tags of messages on gloo
 
 
 def host_id() -> str:
@@ -40,51 +38,11 @@ def host_id() -> str:
         return ""
 
 
-class Segment:
-    """Shared memory of this process, or of another one and mapped here."""
-
-    def __init__(self, handle: int, bytes: int):
-        self.handle = handle
-        self.memory = mmap.mmap(handle, bytes)
-        self.bytes = bytes
-        self.acknowledgements: list[tuple[Any, torch.Tensor]] = []  # outstanding ones, with their buffers
-
-    @classmethod
-    def make(cls, bytes: int) -> Segment:
-        handle = os.memfd_create("equipoise")
-        os.ftruncate(handle, bytes)
-        return cls(handle, bytes)
-
-    @classmethod
-    def of(cls, pid: int, handle: int, bytes: int) -> Segment:
-        return cls(os.open(f"/proc/{pid}/fd/{handle}", os.O_RDWR), bytes)
-
-    def __del__(self) -> None:
-        os.close(self.handle)
-
-    def tensor(self, like: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """A flat tensor as large as `like`, from byte `start` on."""
-        return self.view(like.numel(), like.dtype, start)
-
-    def view(self, count: int, dtype: torch.dtype, start: int = 0) -> torch.Tensor:
-        """`count` elements from byte `start` on."""
-        if count == 0:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
-
-    def reclaim(self) -> None:
-        """Wait until all receivers have read what was written here."""
-        for work, _ in self.acknowledgements:
-            work.wait()
-        self.acknowledgements = []
-
-
 @dataclass
 class Expected:
-    """A message that a peer will announce by a token."""
+    """A message that a peer will announce."""
 
-    work: Any
-    token: torch.Tensor
+    announced: Callable[[], tuple[int, int]]  # waits for it; the handle of the peer's segment, and its bytes
     out: torch.Tensor
     read: bool = False
 
@@ -92,13 +50,13 @@ class Expected:
 class SharedMemory:
     """One worker's access to shared memory: peers on the same host, its own segments, and those of peers."""
 
-    def __init__(self, rank: int, size: int, gather_objects: Callable[[Any], list[Any]]):
+    def __init__(self, rank: int, size: int, gather_objects: Callable[[Any], list[Any]], timeout: float):
         self.rank, self.size, self._gather_objects = rank, size, gather_objects
         rows = gather_objects((host_id(), os.getpid()))
         here = rows[rank][0]
         self.pids = {r: pid for r, (host, pid) in enumerate(rows) if host and host == here}  # of this host, by rank
         self.all_local = len(self.pids) == size
-        self.in_flight = 0  # tensors of exchanges that have begun and were not waited for
+        self._notices = self._make_notices(timeout)
         self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
         self._mapped: dict[tuple[int, int], Segment] = {}  # of peers, by rank and handle
         self._expected: dict[int, deque[Expected]] = {}  # by peer: messages not yet read, in order
@@ -110,34 +68,54 @@ class SharedMemory:
         self._half_bytes = 0  # of this size,
         self._last_half = 0  # this one used last
 
+    def _make_notices(self, timeout: float) -> Notices:
+        """Counters in shared memory if every worker can use them with all others of its host, otherwise gloo."""
+        board = CounterNotices.board(len(self.pids)) if self.pids and CounterNotices.possible() else None
+        handles = self._gather_objects(board.handle if board is not None else None)
+        boards: dict[int, Segment] = {}
+        try:
+            for peer, pid in self.pids.items():
+                if board is not None and handles[peer] is not None:
+                    boards[peer] = board if peer == self.rank else Segment.of(pid, handles[peer], board.bytes)
+        except OSError:  # no permission
+            boards.clear()
+        # Also a barrier: no owner may close its board before all have mapped it.
+        if all(self._gather_objects(len(boards) == len(self.pids))) and boards:
+            return CounterNotices(self.rank, boards, self.pids, timeout)
+        return GlooNotices()
+
     def reaches(self, peer: int, tensor: torch.Tensor) -> bool:
         """Does a tensor travel through shared memory? Both ends decide alike, from what both know."""
         return peer in self.pids and tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() >= LEAST
 
     # -- messages -------------------------------------------------------------------------------------------------
-    def write(self, tensor: torch.Tensor, before: int = 0) -> Segment:
-        """Copy a tensor to shared memory; the same exchange has written `before` others."""
+    def write(self, tensor: torch.Tensor) -> Segment:
+        """Copy a tensor to shared memory."""
         bytes = tensor.numel() * tensor.element_size()
         ring = self._own.setdefault(bytes, [])
-        # Two more segments than in flight: the oldest then belongs to an exchange that has ended here, so waiting for
-        # its readers cannot deadlock.
-        segment = ring.pop(0) if len(ring) >= self.in_flight + before + 2 else Segment.make(bytes)
+        # Waiting for the readers of a message cannot deadlock once its exchange has ended here. The older of two such
+        # messages has been read in all but rare cases.
+        ended = [segment for segment in ring if not segment.in_flight]
+        if len(ended) >= 2:
+            segment = ended[0]
+            ring.remove(segment)
+        else:
+            segment = Segment.make(bytes)
         segment.reclaim()
         ring.append(segment)
+        segment.in_flight = True
         segment.tensor(tensor).copy_(tensor.view(-1))
         return segment
 
-    def announce(self, segment: Segment, peer: int) -> tuple[Any, torch.Tensor]:
-        """Send a peer the token of a segment, which is free again once the peer has acknowledged it."""
-        token, answer = torch.tensor([segment.handle, segment.bytes]), torch.empty(1, dtype=torch.int64)
-        work = dist.isend(token, peer, tag=_TOKEN)
-        segment.acknowledgements.append((dist.irecv(answer, peer, tag=_ACK), answer))
-        return work, token
+    def announce(self, segment: Segment, peer: int) -> Callable[[], None]:
+        """Tell a peer of a segment, which is free again once the peer has acknowledged it."""
+        wait = self._notices.announce(segment, peer)
+        segment.acknowledgements.append(self._notices.acknowledgement(peer))
+        return wait
 
     def expect(self, peer: int, out: torch.Tensor) -> Expected:
-        """The peer's next token announces the message for `out`."""
-        token = torch.empty(2, dtype=torch.int64)
-        expected = Expected(dist.irecv(token, peer, tag=_TOKEN), token, out)
+        """The peer's next announcement is of the message for `out`."""
+        expected = Expected(self._notices.expect(peer), out)
         self._expected.setdefault(peer, deque()).append(expected)
         return expected
 
@@ -149,9 +127,8 @@ class SharedMemory:
         """
         while not expected.read:
             first = self._expected[peer].popleft()
-            first.work.wait()
+            view = self._map(peer, *first.announced(), first.out)
             first.read = True
-            view = self._map(peer, first)
             if first is expected and peer not in self._borrowed:
                 self._borrowed.add(peer)
                 return view
@@ -159,27 +136,20 @@ class SharedMemory:
             if peer in self._borrowed:
                 self._owed[peer] = self._owed.get(peer, 0) + 1
             else:
-                self._acknowledge(peer)
+                self._notices.acknowledge(peer)
         return expected.out
 
-    def _map(self, peer: int, expected: Expected) -> torch.Tensor:
-        handle, bytes = expected.token.tolist()
+    def _map(self, peer: int, handle: int, bytes: int, out: torch.Tensor) -> torch.Tensor:
         key = (peer, handle)
         if key not in self._mapped:
             self._mapped[key] = Segment.of(self.pids[peer], handle, bytes)
-        return self._mapped[key].tensor(expected.out)
+        return self._mapped[key].tensor(out)
 
     def release(self, peer: int) -> None:
         """Acknowledge the message of a peer that was read in place, and those copied meanwhile."""
         self._borrowed.discard(peer)
         for _ in range(1 + self._owed.pop(peer, 0)):
-            self._acknowledge(peer)
-
-    def _acknowledge(self, peer: int) -> None:
-        answer = torch.zeros(1, dtype=torch.int64)
-        work = dist.isend(answer, peer, tag=_ACK)
-        assert work is not None, "this worker is not in the group"
-        work.wait()
+            self._notices.acknowledge(peer)
 
     # -- sums -----------------------------------------------------------------------------------------------------
     def sums(self, bytes: int, device: torch.device) -> bool:
@@ -217,13 +187,13 @@ class SharedMemory:
             self._make_sum_segments(count * item)
         own = self._sum_segments[self.rank]
         stream.fill(begin, own.view(count, dtype))
-        dist.barrier()
+        self._notices.barrier()
         start, stop = bounds[self.rank]
         if stop > start:
             total = own.view(stop - start, dtype, self._totals)
             rows = [segment.view(stop - start, dtype, start * item) for segment in self._sum_segments]
             sum_rows(rows, total)
-        dist.barrier()
+        self._notices.barrier()
         for segment, (start, stop) in reversed(list(zip(self._sum_segments, bounds, strict=True))):
             if stop > start:
                 stream.take(begin + start, segment.view(stop - start, dtype, self._totals))
@@ -245,7 +215,7 @@ class SharedMemory:
             own.tensor(reduction.vector, vector_at).copy_(reduction.vector)
         own_metadata = torch.tensor(reduction.metadata, dtype=torch.float64)
         own.tensor(own_metadata, metadata_at).copy_(own_metadata)
-        dist.barrier()
+        self._notices.barrier()
         start, stop = bounds[rank]
         rows = [segment.tensor(flat[start:stop], start * item) for segment in segments]
         metadata = [segment.tensor(own_metadata, metadata_at).tolist() for segment in segments]
@@ -258,7 +228,7 @@ class SharedMemory:
         sum_rows(rows, own.tensor(flat[start:stop], self._totals))
         numbers = torch.tensor(statistics, dtype=torch.float64)
         own.tensor(numbers, self._totals + statistics_at).copy_(numbers)
-        dist.barrier()
+        self._notices.barrier()
         partials = []
         for segment, (start, stop) in zip(segments, bounds, strict=True):
             flat[start:stop].copy_(segment.tensor(flat[start:stop], self._totals))
@@ -280,7 +250,7 @@ class SharedMemory:
         self._last_half = 1 - self._last_half
         start = self._last_half * self._half_bytes
         self._gather_segments[self.rank].tensor(flat, start).copy_(flat)
-        dist.barrier()
+        self._notices.barrier()
         out = tensor.new_empty((self.size, *tensor.shape))
         for row, segment in zip(out.view(self.size, -1), self._gather_segments, strict=True):
             row.copy_(segment.tensor(flat, start))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,7 +22,6 @@ class Report(NamedTuple):
     seconds: float
     simulated_seconds: float
     loss: float  # mean since the last one
-    seconds_per_step: float
     steps: float
     samples: float
     unattributed: float  # seconds of communication in which waiting may hide
@@ -34,7 +32,6 @@ class Control:
 
     def __init__(self, worker: Worker):
         self.worker, self.comm, self.job = worker, worker.comm, worker.job
-        self.started = time.monotonic()
         self.next = 1
         self.losses: list[float] = []
         self.used = 0.0  # of the budget, as far as all workers know
@@ -78,7 +75,7 @@ class Control:
             self.worker.observer.stepped(mean, [report.loss for report in reports])
             self.losses = []
         if not self.comm.virtual:
-            per_step = max(reports[0].seconds_per_step, 1e-9)
+            per_step = max(reports[0].seconds / max(1.0, reports[0].steps), 1e-9)
             self.next = clock.step + max(1, min(job.log_every, int(_PATIENCE / per_step)))
         else:
             self.next = clock.step + job.log_every
@@ -92,7 +89,6 @@ class Control:
             seconds=clock.seconds,
             simulated_seconds=self.comm.now,
             loss=loss,
-            seconds_per_step=(time.monotonic() - self.started) / max(1, clock.step),
             steps=clock.step,
             samples=clock.samples,
             unattributed=ledger.unattributed,

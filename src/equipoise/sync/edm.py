@@ -9,7 +9,7 @@ from ..core.method import Metadata, option
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Needs
-from .exact_diffusion import convergent_graph, mix_corrected
+from .exact_diffusion import WIRES, convergent_graph, mix_corrected
 from .gossip import STATIC, Gossip
 
 _LEAST = -1.0 / 3.0 + 1e-9  # at -1/3 (an even ring that is not lazy) disagreement vanishes only if the loss is convex
@@ -53,6 +53,9 @@ class EDM(Gossip):
 
     def needs(self) -> Needs:
         return Needs(every_step=True, static_graph=True, repairs_graph=True)
+
+    def takes_wires(self, size: int) -> tuple[str, str]:
+        return WIRES
 
     def init_state(self) -> None:
         graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")

@@ -30,6 +30,9 @@ def convergent_graph(graph: Topology, method: Gossip, least: float, *, never: bo
     return lazy
 
 
+WIRES = "dense", "its correction repeats in every round what a message left out, which then grows"
+
+
 def mix_corrected(mixing: Mixing, x: torch.Tensor, correction: torch.Tensor, scratch: torch.Tensor) -> None:
     """x_i <- sum_j W_ij (x_j + c_j);  c_i <- x_i - (old x_i), the displacement that the next round corrects."""
     mixed = mixing.mix(torch.add(x, correction, out=scratch))

@@ -1,0 +1,376 @@
+"""Loss and accuracy against bytes for every wire, under DiLoCo with H = 16 and under all-reduce.
+
+    python wire_training.py --data-dir DIR --out wire_training.json [--plot wire_training.png]
+    python wire_training.py --data-dir DIR --quick                     # a minute: do all of them run?
+
+CIFAR-10, images averaged down to 16 x 16, with a ResNet of 8 layers (GroupNorm) and momentum SGD; WikiText-2 with a
+small transformer and AdamW, trained on its validation part and tested on its test part. 4 virtual workers, all runs of
+a task with the same number of steps, cosine decay, 3 seeds. Losses are those of the workers' mean model at the end, on
+the first training examples and on the test part.
+
+Tuned on a seed of its own, by the training loss: the learning rate for float32 all-reduce, which all others reuse; the
+outer learning rate and momentum of float32 DiLoCo, which all other wires reuse, except for the sparse ones. These
+choose between that and outer steps without momentum, whose place the residual takes (feedback .95, SparseLoCo).
+
+Runs are kept in `--out` as they end, and not repeated. Differences are relative to the float32 run of the same seed.
+`message` is the ratio of a float32 vector to one message, `sent` that of all bytes a worker sends: a sparse message
+goes to all other workers, so its gain over an all-reduce falls as 2 / N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.core.errors import NonFinite
+from equipoise.data import CIFAR10, Text
+from equipoise.loop.from_recipe import language_loss
+from equipoise.loop.lr_schedule import LRSchedule
+from equipoise.models import ResNet, Transformer
+from equipoise.wire.base import pieces_of
+
+WORKERS, H = 4, 16
+TASKS = {"cifar": "CIFAR-10, ResNet-8", "text": "WikiText-2, transformer"}
+LRS = {"cifar": (0.05, 0.1, 0.2), "text": (1e-3, 2e-3, 4e-3)}
+OUTER = ((0.7, 0.9), (1.0, 0.5), (0.7, 0.5), (1.0, 0.0))
+SPARSE_OUTER = ((0.4, 0.0), (0.7, 0.0), (1.0, 0.0))
+WIRES: dict[str, Callable[[float | None], Any]] = {
+    "float32": lambda feedback: eq.wire.Float32(),
+    "bfloat16": lambda feedback: eq.wire.BFloat16(),
+    "float16": lambda feedback: eq.wire.Float16(),
+    "int8": lambda feedback: eq.wire.Int8(),
+    "int4": lambda feedback: eq.wire.Int4(),
+    "sign": lambda feedback: eq.wire.Sign(),
+    "power-sgd, rank 2": lambda feedback: eq.wire.PowerSGD(rank=2),
+    "top-k 1/16, 8 bits": lambda feedback: sparse(eq.wire.TopK, feedback, keep=1 / 16, values=8),
+    "top-k 1/64, full": lambda feedback: sparse(eq.wire.TopK, feedback, keep=1 / 64, values=32),
+    "top-k 1/64, 2 bits": lambda feedback: sparse(eq.wire.TopK, feedback, keep=1 / 64, values=2),
+    "dct 1/64, 2 bits": lambda feedback: sparse(eq.wire.Dct, None, keep=1 / 64, values=2),
+    "random-k 1/64": lambda feedback: sparse(eq.wire.RandomK, feedback, keep=1 / 64),
+}
+SPARSE = tuple(name for name in WIRES if name.startswith(("top-k", "random-k", "dct")))
+GOALS = {"int4": (0.002, 1.0), "top-k 1/64, 2 bits": (0.005, 100.0)}  # loss, message
+CACHE: dict[str, Any] = {}
+
+
+def sparse(wire: Callable[..., Any], feedback: float | None, **options: Any) -> Any:
+    return wire(**options) if feedback is None else wire(feedback=feedback, **options)
+
+
+class Case(NamedTuple):
+    task: str
+    sync: str
+    wire: str
+    seed: int
+    lr: float
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    feedback: float | None = None  # None: as the wire has it
+    steps: int = 1536
+    batch: int = 8
+
+
+def load(task: str, args: argparse.Namespace) -> Any:
+    """Training and test pairs, and what the model is built from."""
+    if task not in CACHE:
+        where = Path(args.data_dir)
+        if task == "cifar":
+            loaded = CIFAR10(dir=str(where), limit=args.examples, test_limit=args.tests).load()
+            shrink = nn.AvgPool2d(2)
+            parts = [(shrink(torch.as_tensor(p.x)), torch.as_tensor(p.y)) for p in (loaded.train, loaded.test)]
+        else:
+            loaded = Text(
+                path=str(where / "wikitext2-valid.txt"),
+                test_path=str(where / "wikitext2-test.txt"),
+                vocabulary=args.vocabulary,
+                length=32,
+            ).load()
+            parts = [(torch.as_tensor(p.x), torch.as_tensor(p.y)) for p in (loaded.train, loaded.test)]
+        CACHE[task] = (*parts, loaded)
+    return CACHE[task]
+
+
+def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
+    case, args = job
+    torch.set_num_threads(1)
+    train, test, loaded = load(case.task, args)
+    text, diloco = case.task == "text", case.sync == "DiLoCo"
+    loss = language_loss if text else nn.CrossEntropyLoss()
+
+    def model() -> nn.Module:
+        torch.manual_seed(case.seed)
+        return Transformer(width=32).build(loaded) if text else ResNet(norm="group", width=args.width).build(loaded)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        if text:
+            return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=0.01)
+        return torch.optim.SGD(parameters, lr=case.lr, momentum=0.9, weight_decay=5e-4)
+
+    outer = {"lr": case.outer_lr, "momentum": case.outer_momentum, "nesterov": case.outer_momentum > 0}
+    wire = WIRES[case.wire](case.feedback)
+    row: dict[str, Any] = {"case": case._asdict(), "loss": math.inf}
+    started = time.perf_counter()
+    try:
+        run = eq.train(
+            model,
+            loss,
+            train,
+            test=(test[0][:WORKERS], test[1][:WORKERS]),  # the real evaluation comes below
+            optimizer=optimizer,
+            scheduler=lambda o: LRSchedule(o, "cosine", 0.1),
+            workers=WORKERS,
+            steps=case.steps,
+            batch=case.batch,
+            period=H if diloco else 1,
+            sync=eq.sync.DiLoCo(**outer) if diloco else eq.sync.AllReduce(),
+            wire=wire,
+            seed=case.seed,
+            log_every=case.steps,
+        )
+    except NonFinite:
+        return case, row
+    shapes = tuple(tuple(p.shape) for p in run.model.parameters())
+    elements = sum(math.prod(shape) for shape in shapes)
+    row |= {"seconds": time.perf_counter() - started, "elements": elements}
+    row["sent"] = run.result["bytes"] / WORKERS / case.steps  # by a worker, per step
+    row["message"] = wire.message_bytes(elements, pieces_of(shapes))
+    count = args.windows if text else args.tests
+    row["loss"], row["accuracy"] = quality(run.model, loss, train, count)
+    row["test_loss"], row["test_accuracy"] = quality(run.model, loss, test, count)
+    return case, row
+
+
+@torch.no_grad()
+def quality(model: nn.Module, loss: Callable[..., torch.Tensor], data: Any, count: int) -> tuple[float, float]:
+    """Mean loss, and the part of right answers: classes of images, next words."""
+    model.eval()
+    total, right, answers = 0.0, 0, 0
+    inputs, targets = data[0][:count], data[1][:count]
+    for x, y in zip(inputs.split(64), targets.split(64), strict=True):
+        outputs = model(x)
+        total += loss(outputs, y).item() * len(x)
+        right += int((outputs.argmax(-1) == y).sum())
+        answers += y.numel()
+    return total / len(inputs), right / answers
+
+
+class Results:
+    """Runs by what decided them, in a file that is written after each."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.path = args, Path(args.out) if args.out else None
+        self.rows: dict[str, Any] = json.loads(self.path.read_text()) if self.path and self.path.exists() else {}
+
+    def key(self, case: Case) -> str:
+        a, text = self.args, case.task == "text"
+        return json.dumps([*case, *((a.vocabulary, a.windows) if text else (a.examples, a.width, a.tests))])
+
+    def get(self, case: Case) -> dict[str, Any]:
+        row: dict[str, Any] = self.rows[self.key(case)]
+        return row
+
+    def need(self, cases: list[Case]) -> None:
+        missing = [case for case in dict.fromkeys(cases) if self.key(case) not in self.rows]
+        for task in {case.task for case in missing}:
+            load(task, self.args)  # once here, not in every process
+        with multiprocessing.get_context("fork").Pool(self.args.jobs) as pool:
+            jobs = [(case, self.args) for case in missing]
+            for done, (case, row) in enumerate(pool.imap_unordered(one, jobs), 1):
+                self.rows[self.key(case)] = row
+                if self.path:
+                    self.path.write_text(json.dumps(self.rows, indent=0) + "\n")
+                print(
+                    f"  {done}/{len(missing)} {case.task}, {case.sync}, {case.wire}, seed {case.seed}, lr {case.lr:g}, "
+                    f"outer {case.outer_lr:g}/{case.outer_momentum:g}: loss {row['loss']:.4f}, "
+                    f"{row.get('seconds', 0):.0f} s",
+                    flush=True,
+                )
+
+    def best(self, cases: list[Case]) -> Case:
+        return min(cases, key=lambda case: self.get(case)["loss"])
+
+
+def first(task: str, args: argparse.Namespace) -> Case:
+    steps, batch = (args.steps, args.batch) if task == "cifar" else (args.text_steps, args.text_batch)
+    return Case(task, "all-reduce", "float32", args.tuning_seed, LRS[task][0], steps=steps, batch=batch)
+
+
+def tuned(tasks: list[str], wires: list[str], results: Results) -> dict[tuple[str, str, str], Case]:
+    """The choices of every task, sync and wire, from runs on one more seed."""
+    grids = {task: [first(task, results.args)._replace(lr=lr) for lr in LRS[task]] for task in tasks}
+    results.need([case for cases in grids.values() for case in cases])
+    dense = {task: results.best(grids[task]) for task in tasks}
+    outer = {
+        task: [dense[task]._replace(sync="DiLoCo", outer_lr=a, outer_momentum=m) for a, m in OUTER] for task in tasks
+    }
+    results.need([case for cases in outer.values() for case in cases])
+    local = {task: results.best(outer[task]) for task in tasks}
+    several = {
+        (task, wire): [local[task]._replace(wire=wire)]
+        + [
+            local[task]._replace(wire=wire, outer_lr=a, outer_momentum=m, feedback=None if "dct" in wire else 0.95)
+            for a, m in SPARSE_OUTER
+        ]
+        for task in tasks
+        for wire in wires
+        if wire in SPARSE
+    }
+    results.need([case for cases in several.values() for case in cases])
+    choices = {}
+    for task in tasks:
+        for wire in wires:
+            choices[task, "all-reduce", wire] = dense[task]._replace(wire=wire)
+            cases = several.get((task, wire))
+            choices[task, "DiLoCo", wire] = results.best(cases) if cases else local[task]._replace(wire=wire)
+    return choices
+
+
+def differences(rows: list[dict[str, Any]], base: list[dict[str, Any]], name: str) -> list[float]:
+    """Relative to the float32 run of the same seed."""
+    pairs = zip(rows, base, strict=True)
+    return [row[name] / other[name] - 1 if math.isfinite(row[name]) else math.inf for row, other in pairs]
+
+
+def spread(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+
+
+def table(title: str, rows: dict[str, list[dict[str, Any]]], cases: dict[str, Case]) -> dict[str, float]:
+    """Print one task and sync: means over seeds, spreads, the goals."""
+    print(
+        f"\n{title}, lr {cases['float32'].lr:g}, {cases['float32'].steps} steps of {cases['float32'].batch} x {WORKERS}"
+    )
+    print(
+        f"  {'':<20}{'bytes/step':>11}{'message':>9}{'sent':>8}{'train loss':>12}{'+-':>7}{'diff. %':>9}{'+-':>6}"
+        f"{'test loss':>11}{'diff. %':>9}{'test acc. %':>13}  outer step"
+    )
+    base, values = rows["float32"], {}
+    for name, seeds in rows.items():
+        if not all(math.isfinite(row["loss"]) for row in seeds):
+            print(f"  {name:<20} diverged")
+            continue
+        mean = {k: statistics.mean(row[k] for row in seeds) for k in seeds[0] if k != "case"}
+        diff, test = differences(seeds, base, "loss"), differences(seeds, base, "test_loss")
+        message, sent = 4 * mean["elements"] / mean["message"], base[0]["sent"] / mean["sent"]
+        values[name] = {"diff": statistics.mean(diff), "message": message, "sent": sent}
+        case = cases[name]
+        outer = f"{case.outer_lr:g}, momentum {case.outer_momentum:g}" if case.sync == "DiLoCo" else ""
+        outer += f", feedback {case.feedback:g}" if case.feedback is not None else ""
+        print(
+            f"  {name:<20}{mean['sent']:11.0f}{message:9.1f}{sent:8.1f}{mean['loss']:12.4f}"
+            f"{spread([r['loss'] for r in seeds]):7.4f}{100 * statistics.mean(diff):9.2f}{100 * spread(diff):6.2f}"
+            f"{mean['test_loss']:11.4f}{100 * statistics.mean(test):9.2f}{100 * mean['test_accuracy']:13.2f}  {outer}"
+        )
+    ratios = {}
+    for name, (loss, bytes) in GOALS.items():
+        if name not in values:
+            continue
+        got = values[name]
+        ratios[f"{title}: {name}, loss / float32 - 1"] = got["diff"]
+        met = "met" if got["diff"] <= loss else "MISSED"
+        print(f"  {name}: loss {100 * got['diff']:+.2f} %, goal at most {100 * loss:g} %: {met}")
+        if bytes > 1:
+            met, sent = ("met" if got[k] >= bytes else "MISSED" for k in ("message", "sent"))
+            print(
+                f"  {name}: {got['message']:.0f} times smaller messages, goal {bytes:g}: {met}; "
+                f"{got['sent']:.0f} times fewer bytes sent by {WORKERS} workers: {sent}"
+            )
+    return ratios
+
+
+def draw(panels: dict[str, dict[str, list[dict[str, Any]]]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False, layout="constrained")
+    for plot, (title, rows) in zip(axes[0], panels.items(), strict=True):
+        for number, (name, seeds) in enumerate(rows.items()):
+            losses = [row["loss"] for row in seeds]
+            if all(map(math.isfinite, losses)):
+                sent = [row["sent"] for row in seeds]
+                plot.plot(sent, losses, "os^Dv<>pP*Xh"[number % 12], ms=5, label=name)
+        plot.set(xscale="log", xlabel="bytes sent per worker and step", ylabel="training loss", title=title)
+        plot.grid(alpha=0.3)
+    axes[0][-1].legend(fontsize=6)
+    figure.savefig(path, dpi=100)
+
+
+def names_of(args: argparse.Namespace) -> Iterator[str]:
+    """The wires that this version has."""
+    for name, make in WIRES.items():
+        try:
+            make(None)
+        except AttributeError:
+            print(f"{name} is left out: there is no such wire")
+            continue
+        yield name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--out", metavar="FILE", help="keep runs there as they end, and take those that it has")
+    parser.add_argument("--task", choices=("both", *TASKS), default="both")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tuning-seed", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=1536)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--text-steps", type=int, default=1536)
+    parser.add_argument("--text-batch", type=int, default=4)
+    parser.add_argument("--width", type=int, default=8, help="of the ResNet")
+    parser.add_argument("--examples", type=int, default=20_000)
+    parser.add_argument("--tests", type=int, default=4_000, help="images of each part that are evaluated")
+    parser.add_argument("--windows", type=int, default=2_000, help="windows of text of each part that are evaluated")
+    parser.add_argument("--vocabulary", type=int, default=1_000)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--quick", action="store_true", help="few steps, one seed, no tuning: do they run?")
+    parser.add_argument("--plot", metavar="FILE", help="draw losses against bytes")
+    parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
+    args = parser.parse_args()
+    if args.quick:
+        args.steps = args.text_steps = 32
+        args.seeds, args.examples, args.tests, args.windows = 1, 2_000, 500, 200
+    started, tasks, wires = time.time(), list(TASKS) if args.task == "both" else [args.task], list(names_of(args))
+    results = Results(args)
+    if args.quick:
+        dense = {task: first(task, args)._replace(lr=LRS[task][1]) for task in tasks}
+        choices = {
+            (task, sync, wire): dense[task]._replace(sync=sync, wire=wire)
+            for task in tasks
+            for sync in ("DiLoCo", "all-reduce")
+            for wire in wires
+        }
+    else:
+        choices = tuned(tasks, wires, results)
+    cases = {which: [case._replace(seed=seed) for seed in range(args.seeds)] for which, case in choices.items()}
+    results.need([case for seed in zip(*cases.values(), strict=True) for case in seed])
+    panels, ratios = {}, {}
+    for task in tasks:
+        for sync in ("DiLoCo", "all-reduce"):
+            title = f"{TASKS[task]}, {sync}"
+            panels[title] = {wire: [results.get(case) for case in cases[task, sync, wire]] for wire in wires}
+            ratios |= table(title, panels[title], {wire: choices[task, sync, wire] for wire in wires})
+    print(f"\n{time.time() - started:.0f} s, {args.seeds} seeds")
+    if args.plot:
+        draw(panels, args.plot)
+    if args.json:
+        Path(args.json).write_text(
+            json.dumps({k: v if math.isfinite(v) else None for k, v in ratios.items()}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""What channels promise: nothing is lost by error feedback, all workers receive the same, replicas agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.base import Comm
+from equipoise.core.context import Context
+from equipoise.core.errors import NonFinite
+from equipoise.core.vector import Flat
+from equipoise.wire.base import Wire
+from equipoise.wire.replicas import consensus_step, relative_error
+
+from ..sync.quadratic import Problem, error, solve
+
+W = eq.wire
+LOSSY = [
+    W.BFloat16(),
+    W.Float16(),
+    W.Int8(block=32),
+    W.Int4(block=32),
+    W.Int4(block=32, rounding="stochastic"),
+    W.Sign(block=32),
+    W.TopK(keep=0.1, block=64),
+    W.TopK(keep=0.1, block=64, values=32),
+    W.Dct(keep=0.1, block=64, chunk=16, feedback=1.0),
+    W.RandomK(keep=0.1),
+    W.PowerSGD(rank=1),
+]
+EXACT = [W.TopK(keep=1.0, values=32), W.RandomK(keep=1.0), W.PowerSGD(rank=64), W.Dct(keep=1.0, values=32)]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(13, 17), nn.Linear(17, 3))
+
+
+def summed(wire: Wire, rounds: int, workers: int = 3, *, feedback: bool = True) -> list[tuple[Any, ...]]:
+    """What each worker put in, received, and has left, after so many sums of random vectors."""
+
+    def loop(comm: Comm) -> tuple[Any, ...]:
+        flat = Flat(model())
+        channel = wire.bind(Context(comm, flat=flat)).sums("test", feedback=feedback)
+        generator = torch.Generator().manual_seed(comm.rank)
+        given, received = torch.zeros(len(flat)).double(), torch.zeros(len(flat)).double()
+        for number in range(rounds):
+            vector = torch.randn(len(flat), generator=generator)
+            total, (weight,) = channel.sum(vector, [1.0 + comm.rank])
+            assert weight == sum(1.0 + p for p in range(comm.size))
+            assert channel.count == number + 1
+            given += vector
+            received += total
+        left = torch.zeros_like(given)
+        if channel.feedback:
+            assert channel.residual is not None
+            left += channel.residual
+            if 0 in channel.sum_residuals:  # of the rows that this rank coded again
+                rows = wire.rows_of(torch.zeros(len(flat)), comm.size)  # type: ignore[attr-defined]
+                first = sum(len(part) for part in np.array_split(np.arange(len(rows)), comm.size)[: comm.rank])
+                own = torch.zeros_like(rows)
+                own[first : first + len(channel.sum_residuals[0])] = channel.sum_residuals[0]
+                left += own.view(-1)[: len(flat)]
+        return given, received, left
+
+    return eq.spawn(loop, workers, virtual=True)
+
+
+@pytest.mark.parametrize("wire", LOSSY, ids=repr)
+def test_what_was_decoded_and_what_is_left_is_what_was_put_in(wire: Wire) -> None:
+    rows = summed(wire, rounds=60)
+    given, left = sum(row[0] for row in rows), sum(row[2] for row in rows)
+    for _, received, _ in rows:
+        assert torch.equal(received, rows[0][1]), "workers received different sums"
+    # 60 rounds of float32 additions to residuals of some tens.
+    assert torch.allclose(rows[0][1] + left, given, atol=60 * 3 * 64 * 2.0**-24)
+    assert not torch.allclose(rows[0][1], given, atol=1e-3 if wire.dense else 0.5), "nothing was left out at all"
+
+
+@pytest.mark.parametrize("wire", EXACT, ids=repr)
+def test_the_limits_are_float32(wire: Wire) -> None:
+    rows = summed(wire, rounds=5)
+    assert torch.allclose(rows[0][1], sum(row[0] for row in rows), atol=5e-5)
+
+
+@pytest.mark.parametrize("wire", [W.Int8(), W.TopK(), W.RandomK(), W.PowerSGD()], ids=repr)
+def test_not_a_number_is_refused_by_all_workers_alike(wire: Wire) -> None:
+    def loop(comm: Comm) -> str:
+        flat = Flat(model())
+        channel = wire.bind(Context(comm, flat=flat)).sums("test")
+        vector = torch.ones(len(flat))
+        channel.sum(vector, [1.0])
+        if comm.rank == 1:
+            vector[-1] = torch.nan  # one element, which a sparse message might leave out
+        with pytest.raises(NonFinite, match="NaN or infinite"):
+            channel.sum(vector, [1.0])
+        return "refused"
+
+    assert eq.spawn(loop, 3, virtual=True) == ["refused"] * 3
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+PROBLEM = Problem.make(4, dim=24)
+RATE = 0.3 / PROBLEM.smoothness
+
+
+@pytest.mark.parametrize(
+    "wire", [W.Sign(block=8), W.TopK(keep=0.1), W.RandomK(keep=0.1), W.Dct(keep=0.1, feedback=1.0)], ids=repr
+)
+def test_gradients_with_error_feedback_reach_the_optimum_and_without_it_do_not(wire: Wire) -> None:
+    """Differences of workers' gradients do not vanish at the optimum, so a biased code moves it."""
+    import dataclasses
+
+    lr = 0.2 * RATE if isinstance(wire, W.RandomK) else RATE
+    with_feedback = solve(PROBLEM, eq.sync.AllReduce(), steps=900, lr=lr, wire=wire)
+    without = solve(PROBLEM, eq.sync.AllReduce(), steps=900, lr=lr, wire=dataclasses.replace(wire, feedback=0.0))
+    assert error(PROBLEM, with_feedback) < 0.25 * error(PROBLEM, without)
+    mean = solve(PROBLEM, eq.sync.AllReduce(), steps=900, lr=0.2 * lr, wire=wire)
+    assert error(PROBLEM, mean) < 0.5 * error(PROBLEM, with_feedback) + 1e-6, "the error does not shrink with the step"
+
+
+@pytest.mark.parametrize("wire", [W.Int4(block=8), W.Sign(block=8), W.TopK(keep=0.2)], ids=repr)
+def test_tracking_over_replicas_reaches_the_optimum(wire: Wire) -> None:
+    """Compressed gossip is exact in the limit: distances to replicas vanish."""
+    points = solve(PROBLEM, eq.sync.DSGT(), steps=1500, lr=0.5 * RATE, wire=wire)
+    assert error(PROBLEM, points) < 2e-3
+    plain = solve(PROBLEM, eq.sync.DPSGD(), steps=300, lr=0.5 * RATE)
+    assert error(PROBLEM, plain) > 0.02, "the problem does not tell exact methods from biased ones"
+
+
+@pytest.mark.parametrize("sync", [eq.sync.D2(), eq.sync.EDM(), eq.sync.DeTAG(), eq.sync.RelaySGD()], ids=repr)
+def test_exact_methods_stay_exact_with_four_bits(sync: eq.sync.Sync) -> None:
+    points = solve(PROBLEM, sync, steps=900, lr=RATE, wire=W.Int4(block=8))
+    assert error(PROBLEM, points) < 1e-4
+
+
+@pytest.mark.parametrize("sync", [eq.sync.D2(), eq.sync.EDM(), eq.sync.DeTAG(), eq.sync.RelaySGD()], ids=repr)
+def test_a_sparse_wire_is_refused_where_what_it_leaves_out_grows(sync: eq.sync.Sync) -> None:
+    with pytest.raises(ValueError, match="top-k.*use int8, int4, bfloat16, float16 or float32"):
+        solve(PROBLEM, sync, steps=1, lr=RATE, wire=W.TopK())
+
+
+@pytest.mark.parametrize("wire", [W.Int8(), W.Sign(block=8), W.TopK(keep=0.1), W.RandomK(keep=0.2)], ids=repr)
+def test_replicas_reach_consensus_and_keep_the_mean(wire: Wire) -> None:
+    """Workers start apart (by one step of their own), then only gossip."""
+    means, spreads = [], []
+
+    def watch(step: int, attached: Any, x: np.ndarray) -> None:
+        rows = np.stack(attached.comm.gather_objects(x))
+        if attached.comm.rank == 0 and step in (0, 1199):
+            means.append(rows.mean(0))
+            spreads.append(np.abs(rows - rows.mean(0)).max())
+
+    def rate_of_step(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["lr"] = 0.0
+
+    def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=lr)
+        optimizer.register_step_post_hook(lambda o, *_: rate_of_step(o))
+        return optimizer
+
+    solve(PROBLEM, eq.sync.DPSGD(), steps=1200, lr=RATE, wire=wire, optimizer=sgd, on_step=watch)
+    assert spreads[1] < 1e-3 * spreads[0], spreads
+    # Replicas are float32: a round moves the mean by their rounding at most.
+    assert np.abs(means[1] - means[0]).max() < 1200 * 2.0**-24
+
+
+def test_the_consensus_step_follows_what_a_wire_leaves_out() -> None:
+    shapes = ((64, 64),)
+    errors = [relative_error(wire, shapes) for wire in (W.Float32(), W.Int8(), W.Int4(), W.Sign(), W.TopK())]
+    assert errors == sorted(errors)
+    assert errors[0] == 0.0
+    assert errors[-1] < 1.0
+    steps = [consensus_step(each, 4 / 3) for each in errors]
+    assert steps[:3] == [1.0, 1.0, 1.0]
+    assert 0.0 < steps[4] < steps[3] < 1.0
+
+
+# -- another number of workers -----------------------------------------------------------------------------------------
+def test_residuals_start_anew_on_another_number_of_workers(tmp_path: Any) -> None:
+    from equipoise.testing import toy
+
+    wire = W.TopK(keep=0.25, block=32)
+    sync = eq.sync.PeriodicAverage()
+    toy.train(sync, wire=wire, steps=9, out=tmp_path, checkpoint_every=1000)
+    resumed = toy.train(sync, wire=wire, steps=40, workers=3, out=tmp_path, resume=True, checkpoint_every=1000).result
+    assert resumed["steps"] == 40
+    assert resumed["consensus"] < 1e-6, "all workers hold the average again"
