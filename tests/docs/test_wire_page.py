@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from equipoise.wire.base import Wire, pieces_of
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
 MATRIX = pieces_of(((1000, 1000),))
 WORKERS = 4
+WIRES: dict[str, Any] = {entry.name: registry.get("wire", entry.name) for entry in registry.entries("wire")}
 
 
 def table(heading: str) -> list[list[str]]:
@@ -38,7 +40,7 @@ def quoted(cell: str) -> list[str]:
 @pytest.mark.parametrize("row", table("## Bytes"), ids=lambda row: row[0].strip("`"))
 def test_bytes(row: list[str]) -> None:
     name, *stated = row
-    elements, wire = 10**6, registry.get("wire", name.strip("`"))()
+    elements, wire = 10**6, WIRES[name.strip("`")]()
     bytes = wire.message_bytes(elements, MATRIX)
     exact = [bytes / elements, 4 * elements / bytes]
     for size in (4, 16):
@@ -51,35 +53,33 @@ def test_bytes(row: list[str]) -> None:
 
 
 def test_every_wire_is_in_the_table_of_bytes() -> None:
-    assert {row[0].strip("`") for row in table("## Bytes")} == {entry.name for entry in registry.entries("wire")}
+    assert {row[0].strip("`") for row in table("## Bytes")} == set(WIRES)
 
 
 def test_every_collective_is_stated() -> None:
     rows = PAGE.split("| collective |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     stated = {name: cell[0].split(",")[0] for cell in cells for name in quoted(cell[1])}
-    wires = {entry.name: registry.get("wire", entry.name) for entry in registry.entries("wire")}
-    assert stated == {name: wire.collective for name, wire in wires.items() if not wire.plain}
+    assert stated == {name: wire.collective for name, wire in WIRES.items() if not wire.plain}
 
 
 def test_refusals() -> None:
     """Every sync that refuses a wire by default is in the table, with the wires that it takes."""
     stated: dict[str, set[str]] = {}
     before: set[str] = set()
-    for cell, wires, _ in table("## What is refused"):
-        before = before if wires == "the same" else set(quoted(wires))
+    for cell, names, _ in table("## What is refused"):
+        before = before if names == "the same" else set(quoted(names))
         if "state=" not in cell:
             stated |= dict.fromkeys(quoted(cell), before)
-    wires = {e.name: registry.get("wire", e.name) for e in registry.entries("wire") if e.name != "float32"}
     syncs: dict[str, Sync] = {entry.name: registry.get("sync", entry.name)() for entry in registry.entries("sync")}
-    taken = {name: {wire for wire, cls in wires.items() if takes(sync, cls)} for name, sync in syncs.items()}
-    assert stated == {name: names for name, names in taken.items() if names != set(wires)}
+    compressing = {name for name, wire in WIRES.items() if not wire.plain}
+    taken = {sync: {name for name in compressing if takes(method, WIRES[name])} for sync, method in syncs.items()}
+    assert stated == {sync: names for sync, names in taken.items() if names != compressing}
 
 
 def takes(sync: Sync, wire: type[Wire]) -> bool:
     try:
         check_fit(period=Every(), sync=sync, wire=wire(), workers=WORKERS)
-    except UserError as error:
-        assert "cannot send through wire" in str(error)
+    except UserError:
         return False
     return True
