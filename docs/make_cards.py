@@ -28,6 +28,7 @@ AXES = {
     "period": "When do workers communicate?",
     "topology": "Which workers communicate with each other?",
     "sync": "What do workers exchange, and how do they combine it?",
+    "wire": "How do vectors travel: as they are, or compressed?",
 }
 INDEX = """# Method cards
 Each card states what a method computes, what it stores and sends, when to use it and when not to. The text comes from

@@ -84,6 +84,26 @@ def test_dry_run_writes_nothing(command: Command, tmp_path: Path) -> None:
     assert "0 messages, 0 bytes" in cost
 
 
+def test_dry_run_says_what_a_wire_saves(command: Command) -> None:
+    plain, coded = (
+        command("train", "--dry-run", "--workers", 2, "--model", "logistic", "--period", 4, "--wire", wire)
+        for wire in ("float32", "bfloat16")
+    )
+    parameters = 64 * 10 + 10
+    # Two workers: each sends half of its vector and half of the sum; through the wire also its weight, 8 bytes.
+    assert f"4 messages, {2 * parameters * 4:,} bytes" in plain.out
+    assert "wire " not in plain.out.split("\n# ", 1)[1]
+    assert f"4 messages, {2 * (parameters * 2 + 8):,} bytes" in coded.out
+    assert f"{parameters * 4 / (parameters * 2 + 8):.3g} times fewer bytes than {2 * parameters * 4:,}" in coded.out
+
+
+def test_dry_run_refuses_a_wire_that_the_run_refuses(command: Command) -> None:
+    for dry in ([], ["--dry-run"]):
+        said = command("train", "--virtual", "--workers", 4, "--sync", "sgp", "--wire", "top-k", "--steps", 2, *dry)
+        assert said.code == 2
+        assert "SGP cannot send through wire top-k" in said.err
+
+
 @pytest.mark.parametrize("sync", ["all-reduce", "mgrawa", "lgrawa"])
 def test_dry_run_forecasts_what_the_ledger_counts(sync: str, command: Command, tmp_path: Path) -> None:
     assert command("train", "--steps", 4, "--out", "run", "--sync", sync, *SMALL).code == 0

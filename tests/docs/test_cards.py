@@ -37,6 +37,7 @@ def test_every_sync_has_a_picture() -> None:
     [
         ("x_i <- sum_j W_ij x_j", r"x_{i} & \leftarrow  \sum_{j} \, W_{ij}\, x_{j}"),
         ("s = +1 if <S, v> <= 0 else -1", r"s & = +1\; \text{if}\; \langle S, v\rangle  \le  0\; \text{else}\; -1"),
+        ("r <= 2^-8 |e|", r"r & \le  2^{-8} \lvert e \rvert"),
         ("B = tr S / |G|^2", r"B & = \operatorname{tr}\, S / \lvert G \rvert^{2}"),
         ("c <- c + pull (mean of x - c)", r"c & \leftarrow  c +\; \text{pull}\; (\text{mean of}\; x - c)"),
         ("y_i <- y~_i - s_i(before)", r"y_{i} & \leftarrow  \tilde{y}_{i} - s_{i}^{\text{before}}"),

@@ -114,7 +114,7 @@ def test_equations_are_mathml(site: Path, pages: dict[Path, Page]) -> None:
 def test_reference_documents_the_public_names(pages: dict[Path, Page]) -> None:
     import equipoise
 
-    axes = ("batch", "order", "partition", "period", "signal", "sync", "topology", "features", "__version__")
+    axes = ("batch", "order", "partition", "period", "signal", "sync", "topology", "wire", "features", "__version__")
     anchors = {anchor for page in pages.values() for anchor in page.anchors}
     public = {f"equipoise.{name}" for name in equipoise.__all__ if name not in axes}
     assert public <= anchors, public - anchors

@@ -146,6 +146,26 @@ def test_the_page_of_a_real_run(
     assert "Classes per worker" in text
 
 
+def test_runs_through_wires_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model logistic --virtual --workers 2 --quiet --steps 12 --log-every 4"
+    for wire in ("float32", "int8"):
+        assert main(["train", *small.split(), "--wire", wire, "--out", wire]) == 0
+    assert main(["report", "float32", "int8", "--out", "both.html"]) == 0
+    text = (tmp_path / "both.html").read_text()
+    assert "<th>wire</th><td>float32</td><td>int8</td>" in text
+    assert "<th>wire.block</th><td>-</td><td>256</td>" in text
+    match = re.search(r'id="data">(.*?)</script>', text)
+    assert match
+    data = json.loads(match[1])
+    assert "bytes" in [axis["key"] for axis in data["axes"]]
+    plain, coded = (run["streams"][0]["bytes"] for run in data["runs"])
+    assert len(plain) == 3
+    assert all(3 < a / b < 4 for a, b in zip(plain, coded, strict=True))  # a quarter, and scales and weights
+
+
 def test_every_run_has_a_colour_of_its_own() -> None:
     colours = payload.colours(40)
     assert len(set(colours)) == 40

@@ -1,8 +1,8 @@
 """Resume on another number of workers.
 
 Parameters, buffers and optimizer state become the mean over the old workers. The remaining examples of the epoch are
-redistributed, each once; later epochs use the partition of the new number. The state of order, batch, period and sync
-belongs to workers that no longer exist and starts afresh. Counts of samples, messages and bytes are kept in total.
+redistributed, each once; later epochs use the partition of the new number. The state of order, batch, period, sync and
+wire belongs to workers that no longer exist and starts afresh. Counts of samples, messages and bytes are kept in total.
 """
 
 from __future__ import annotations

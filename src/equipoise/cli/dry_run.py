@@ -6,12 +6,14 @@ from typing import Any
 
 from ..comm.virtual import VirtualComm, World
 from ..config.recipe import Recipe
+from ..config.registry import name_of
 from ..core.context import Context, describe
-from ..core.vector import Flat
+from ..core.vector import Flat, ModelSize
 from ..loop.blocks import with_speeds
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
 from ..period.every import Every
+from ..sync.base import Sync
 from ..sync.none import NoSync
 
 
@@ -27,10 +29,7 @@ def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     flat = Flat(job.model())
     size = flat.size._replace(wire=None if job.wire.plain else job.wire)
     sync = job.sync if workers > 1 else NoSync()
-    without_round, with_round = (
-        [sum(column) for column in zip(*(sync.cost(size, r, workers, due) for r in range(workers)), strict=True)]
-        for due in (False, True)
-    )
+    without_round, with_round = (total_cost(sync, size, workers, due) for due in (False, True))
     rows = [
         ("parameters", f"{len(flat):,} of {flat.size.itemsize} bytes"),
         ("examples", f"{len(job.train):,} on {workers} workers"),
@@ -41,7 +40,15 @@ def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     if isinstance(job.period, Every):
         average = [a + (b - a) / job.period.steps for a, b in zip(without_round, with_round, strict=True)]
         rows.append(("step on average", _format(average)))
+    if size.wire is not None and with_round[1]:
+        plain = total_cost(sync, flat.size, workers, True)[1]
+        rows.append((f"wire {name_of(job.wire)}", f"{plain / with_round[1]:.3g} times fewer bytes than {plain:,}"))
     return rows
+
+
+def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[int]:
+    """Messages and bytes that all workers send in a step."""
+    return [sum(column) for column in zip(*(sync.cost(size, r, workers, due) for r in range(workers)), strict=True)]
 
 
 def steps_per_epoch(job: Job, workers: int) -> int:
