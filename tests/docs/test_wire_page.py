@@ -60,7 +60,7 @@ def test_every_collective_is_stated() -> None:
     rows = PAGE.split("| collective |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     stated = {name: cell[0].split(",")[0] for cell in cells for name in quoted(cell[1])}
-    assert stated == {name: wire.collective() for name, wire in WIRES.items() if not wire.plain}
+    assert stated == {name: wire().collective() for name, wire in WIRES.items() if not wire.plain}
 
 
 def test_refusals() -> None:
