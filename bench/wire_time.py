@@ -44,8 +44,8 @@ WORKERS = 4
 DENSE = ("DDP", "DDP + bf16 hook", "decent-dp ring", "decent-dp one-peer", "all-reduce, float32")
 NEEDS = {"Accelerate": "accelerate", "torchft": "torchft", "decent-dp": "decent_dp"}
 GOAL = 15.0
-LRS = (0.02, 0.05)
-PERIODS = (16, 32, 64)
+LRS = (0.05,)
+PERIODS = (16, 64)
 OUTER = ((0.7, 0.9), (1.0, 0.5))
 SPARSE_OUTER = ((0.7, 0.0), (1.0, 0.0))
 

@@ -250,6 +250,7 @@ WIRES: dict[str, Callable[[Any], Any] | None] = {
     "float32": None,
     "int4": lambda wire: wire.Int4(),
     "top-k": lambda wire: wire.TopK(keep=1 / 64, values=2),
+    "top-k, coded again": lambda wire: wire.TopK(keep=1 / 64, values=2, reduce="all-to-all"),
     "top-k, feedback .95": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95),
     "PowerSGD 2": lambda wire: wire.PowerSGD(rank=2),
 }
@@ -268,7 +269,7 @@ PEERS: dict[str, Callable[[Task], Trainee]] = {
 OURS = {
     f"{sync}, {wire}": (sync, wire)
     for sync, wires in {
-        "all-reduce": ("float32", "PowerSGD 2", "top-k"),
+        "all-reduce": ("float32", "PowerSGD 2", "top-k", "top-k, coded again"),
         "periodic average": ("float32", "int4", "top-k"),
         "DiLoCo": ("float32", "int4", "top-k, feedback .95"),
     }.items()

@@ -50,7 +50,7 @@ def summed(
     wire: LinearWire, vectors: list[torch.Tensor], pieces: tuple[Piece, ...], count: int = 0, memory: Any = None
 ) -> tuple[torch.Tensor, list[torch.Tensor], Any]:
     """One sum over workers, each with a rank of its own: what all decode, the part of each, the next memory."""
-    draws = [Draw(seed=1, rank=rank, channel=0, count=count) for rank in range(len(vectors))]
+    draws = [Draw(seed=1, rank=rank, channel=0, number=count) for rank in range(len(vectors))]
     steps = [wire.compress(v, pieces, draw, memory) for v, draw in zip(vectors, draws, strict=True)]
     states, sums = [advanced(step, None) for step in steps], []
     while all(end is None for _, end in states):
@@ -97,7 +97,7 @@ def test_the_sum_of_messages_is_the_message_of_the_sum(wire: LinearWire, shapes:
 @over_shapes
 def test_one_sender(wire: LinearWire, shapes: Shapes) -> None:
     """A receiver has the message alone, wherever it lies in memory, and decodes what the sender does, to the bit."""
-    [vector], pieces, draw = vectors_for(shapes), pieces_of(shapes), Draw(seed=1, rank=0, channel=0, count=0)
+    [vector], pieces, draw = vectors_for(shapes), pieces_of(shapes), Draw(seed=1, rank=0, channel=0, number=0)
     message, memory = wire.encode(vector, pieces, draw, None)
     total, [part], expected = summed(wire, [vector], pieces)
     assert len(message) == wire.message_bytes(len(vector), pieces)
@@ -191,7 +191,7 @@ def test_error_feedback_loses_nothing(wire: LinearWire, shapes: Shapes) -> None:
 def test_every_element_is_drawn_equally_often_and_at_most_once(k: int, elements: int) -> None:
     draws, counts = 2000, torch.zeros(elements)
     for count in range(draws):
-        kept = sample(k, elements, Draw(seed=3, rank=0, channel=0, count=count))
+        kept = sample(k, elements, Draw(seed=3, rank=0, channel=0, number=count))
         assert len(set(kept.tolist())) == k
         counts[kept] += 1
     chance = k / max(elements, 1)
@@ -199,8 +199,8 @@ def test_every_element_is_drawn_equally_often_and_at_most_once(k: int, elements:
 
 
 def test_the_sample_is_that_of_all_workers_and_of_one_message() -> None:
-    first = sample(16, 1000, Draw(seed=3, rank=0, channel=0, count=0))
-    assert torch.equal(first, sample(16, 1000, Draw(seed=3, rank=5, channel=0, count=0)))
+    first = sample(16, 1000, Draw(seed=3, rank=0, channel=0, number=0))
+    assert torch.equal(first, sample(16, 1000, Draw(seed=3, rank=5, channel=0, number=0)))
     for other in (Draw(4, 0, 0, 0), Draw(3, 0, 1, 0), Draw(3, 0, 0, 1)):
         assert not torch.equal(first, sample(16, 1000, other))
 

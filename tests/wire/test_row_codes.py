@@ -37,7 +37,7 @@ WIRES: tuple[RowWire, ...] = (
     Dct(keep=0.2, values=8, chunk=48),
     Dct(keep=0.1, values=32),
 )
-DRAW = Draw(seed=1, rank=0, channel=0, count=0)
+DRAW = Draw(seed=1, rank=0, channel=0, number=0)
 BF16 = 2.0**-8  # unit roundoff of scales and magnitudes
 every_wire = pytest.mark.parametrize("wire", WIRES, ids=repr)
 
@@ -142,7 +142,7 @@ def test_a_message_depends_on_the_draw_alone(wire: RowWire) -> None:
     message = wire.encode(vector, (), DRAW, None)[0]
     assert torch.equal(vector, before)
     assert torch.equal(message, wire.encode(vector, (), DRAW, None)[0])
-    other = wire.encode(vector, (), DRAW._replace(count=1), None)[0]
+    other = wire.encode(vector, (), DRAW._replace(number=1), None)[0]
     assert torch.equal(message, other) != (getattr(wire, "rounding", "nearest") == "stochastic")
 
 
@@ -304,7 +304,7 @@ def test_error_feedback_sends_everything_in_the_end(wire: RowWire) -> None:
         d = drift + torch.randn(length, generator=generator)
         given_in += d
         residual += d
-        message = wire.encode(residual, (), DRAW._replace(count=count), None)[0]
+        message = wire.encode(residual, (), DRAW._replace(number=count), None)[0]
         out = torch.zeros(length)
         wire.add_decoded(message, out, (), DRAW)
         wire.add_decoded(message, residual, (), DRAW, -1.0)

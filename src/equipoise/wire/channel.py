@@ -46,7 +46,8 @@ class SumChannel:
         self._flight: tuple[int, int, list[float]] | None = None  # start, stop and weights of the sum in flight
         self._stages: Summation | None = None
         self._pending: Pending | None = None
-        self._done = 0  # stages of it that are over
+        self._done = 0  # exchanges of it that are over
+        self._total: torch.Tensor | None = None  # its result, once it is known
         self._totals: list[float] = []
         self._cost = Deferred()
 
@@ -55,10 +56,12 @@ class SumChannel:
         return self._flight is not None
 
     @property
-    def stages(self) -> int:
-        """Exchanges in a sum."""
+    def exchanges(self) -> int:
+        """Of the sum in flight."""
+        assert self._flight is not None
+        start, stop, _ = self._flight
         if isinstance(self.wire, LinearWire):
-            return 2 * len(self.wire.lengths(len(self.flat), pieces_of(self.shapes)))
+            return 2 * len(self.wire.lengths(stop - start, pieces_of(self.shapes, start, stop)))
         return 1 if self.wire.collective() == "all-gather" else 2
 
     def reference_model(self) -> torch.Tensor:
@@ -93,18 +96,18 @@ class SumChannel:
 
     @torch.no_grad()
     def advance(self, elapsed: float = 1.0) -> None:
-        """Go on to the stage that is due when this part of the time for the sum has passed."""
-        while self._pending is not None and self._done < min(int(self.stages * elapsed), self.stages - 1):
+        """Begin the exchanges that are due when this part of the time for the sum has passed."""
+        while self._flight is not None and self._done < min(int(self.exchanges * elapsed), self.exchanges - 1):
             self._next()
 
     @torch.no_grad()
     def end(self) -> tuple[torch.Tensor, list[float]]:
         """The sum in flight, and the sums of the weights."""
         assert self._flight is not None, "no sum is in flight"
-        total = None
-        while total is None:
-            total = self._next()
-        self._flight, self._stages = None, None
+        while self._total is None:
+            self._next()
+        total = self._total
+        self._flight = self._stages = self._total = None
         self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
         self.count += 1
         if not is_finite(total):
@@ -121,7 +124,7 @@ class SumChannel:
         """Discard a sum in flight; all workers must do so together."""
         if self._pending is not None:
             self._pending.wait()
-        self._pending = self._stages = self._flight = None
+        self._pending = self._stages = self._flight = self._total = None
 
     def state(self) -> dict[str, Any]:
         return {
@@ -158,8 +161,8 @@ class SumChannel:
             self._stages = summed(self.wire, coded, draw)
         self._next()
 
-    def _next(self) -> torch.Tensor | None:
-        """Wait for the exchange in flight and begin the next one; the sum where there is none."""
+    def _next(self) -> None:
+        """Wait for the exchange in flight and begin the next one; after the last one the total is known."""
         assert self._stages is not None
         if self._pending is not None:
             self._pending.wait()
@@ -168,12 +171,11 @@ class SumChannel:
         try:
             outgoing, incoming = next(self._stages)
         except StopIteration as over:
-            total: torch.Tensor = over.value
-            return total
+            self._total = over.value
+            return
         comm = self.context.comm
         with comm.ledger.deferred(self._cost):
             self._pending = comm.exchange(outgoing, incoming)
-        return None
 
     def _scatter_codes(self, wire: RowWire, coded: torch.Tensor, draw: Draw) -> Summation:
         """Codes of chunks to their ranks, sums in float32, codes of the sums to all workers."""
