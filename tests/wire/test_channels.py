@@ -31,6 +31,7 @@ LOSSY = [
     W.TopK(keep=0.1, block=64),
     W.TopK(keep=0.1, block=64, values=32),
     W.Dct(keep=0.1, block=64, chunk=16, feedback=1.0),
+    W.TopK(keep=0.1, block=16, reduce="all-to-all"),
     W.RandomK(keep=0.1),
     W.PowerSGD(rank=1),
 ]

@@ -84,10 +84,11 @@ class ReplicaChannel:
         """A round in flight has changed nothing here."""
 
     def state(self) -> dict[str, Any]:
-        return {"count": self.count, "memory": self.memory, "own": self.own, "others": self.others}
+        return {name: getattr(self, name) for name in ("gamma", "count", "memory", "own", "others")}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.count, self.memory, self.own, self.others = (state[k] for k in ("count", "memory", "own", "others"))
+        for name, value in state.items():
+            setattr(self, name, value)
 
 
 def doubled(shapes: tuple[tuple[int, ...], ...], vectors: int) -> tuple[Piece, ...]:
@@ -116,4 +117,5 @@ def consensus_step(error: float, width: float) -> float:
     """
     if error * width <= 0.0:
         return 1.0
-    return min(1.0, (1.0 - error) / (2.0 * error * width))
+    # Few digits: eigenvalues and norms may differ in the last bit from one computation to the next.
+    return float(f"{min(1.0, (1.0 - error) / (2.0 * error * width)):.3g}")
