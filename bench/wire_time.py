@@ -44,7 +44,7 @@ WORKERS = 4
 DENSE = ("DDP", "DDP + bf16 hook", "decent-dp ring", "decent-dp one-peer", "all-reduce, float32")
 NEEDS = {"Accelerate": "accelerate", "torchft": "torchft", "decent-dp": "decent_dp"}
 GOAL = 15.0
-LRS = (0.05,)
+LRS = (0.05, 0.02)  # both where every step communicates; local steps need the smaller one
 PERIODS = (16, 64)
 OUTER = ((0.7, 0.9), (1.0, 0.5))
 SPARSE_OUTER = ((0.7, 0.0), (1.0, 0.0))
@@ -53,12 +53,13 @@ SPARSE_OUTER = ((0.7, 0.0), (1.0, 0.0))
 def grid(name: str, args: argparse.Namespace) -> list[Case]:
     """What a candidate is tuned over: the same grid for peers and ours."""
     local = any(word in name for word in ("Local", "DiLoCo", "periodic"))
+    lrs = LRS[1:] if local else LRS
     outer = [(1.0, 0.0)]
     if "DiLoCo" in name:
         outer = list(SPARSE_OUTER if "top-k" in name else OUTER)
     cases = [
         Case(name, "", "equal", args.tuning_seed, lr, period, *step, args.step_seconds, args.most_steps)
-        for lr, period, step in itertools.product(LRS, PERIODS if local else (1,), outer)
+        for lr, period, step in itertools.product(lrs, PERIODS if local else (1,), outer)
     ]
     return cases[:1] if args.quick else cases
 
