@@ -20,9 +20,18 @@ def set_rng_state(state: tuple[Any, ...]) -> None:
     np.random.set_state(state[2])
 
 
+def seed_torch(seed: int) -> None:
+    """As `torch.manual_seed`, which formats a stack trace for every accelerator that is not there: 3 ms."""
+    accelerators = torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
+    if accelerators:
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def seed_worker(seed: int, rank: int) -> None:
     """Give the global generators a stream of this worker's own."""
     numbers = np.random.SeedSequence([seed, rank]).generate_state(3)
-    torch.manual_seed(int(numbers[0]))
+    seed_torch(int(numbers[0]))
     random.seed(int(numbers[1]))
     np.random.seed(int(numbers[2]))

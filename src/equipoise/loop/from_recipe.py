@@ -14,6 +14,7 @@ from ..config import registry
 from ..config.build import objects, takes_topology
 from ..core.errors import UserError
 from ..core.extras import require
+from ..core.random import seed_torch
 from ..core.torchrun import rank
 from ..data.base import LoadedData
 from ..data.source import Source
@@ -75,7 +76,7 @@ def seeded(model: Any, loaded: LoadedData, seed: int) -> typing.Callable[[], nn.
 
     def make() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            seed_torch(seed)
             built: nn.Module = model.build(loaded)
             return built
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ..comm.base import Comm
 from ..config.defaults import chosen_period
 from ..core.method import Configurable
-from ..core.random import seed_worker
+from ..core.random import seed_torch, seed_worker
 from ..launch.start import spawn
 from ..loop.attach import attach as attach_to
 from ..loop.result import counters
@@ -34,7 +34,7 @@ TARGETS = (INPUTS @ torch.randn(8, 4, generator=_generator)).argmax(1)
 
 
 def model() -> nn.Module:
-    torch.manual_seed(11)
+    seed_torch(11)
     return nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Dropout(0.1), nn.Linear(12, 4))
 
 
