@@ -156,7 +156,7 @@ def test_exact_methods_stay_exact_with_four_bits(sync: eq.sync.Sync) -> None:
 
 @pytest.mark.parametrize("sync", [eq.sync.D2(), eq.sync.EDM(), eq.sync.DeTAG(), eq.sync.RelaySGD()], ids=repr)
 def test_a_sparse_wire_is_refused_where_what_it_leaves_out_grows(sync: eq.sync.Sync) -> None:
-    with pytest.raises(ValueError, match="top-k.*use int8, int4, bfloat16, float16 or float32"):
+    with pytest.raises(ValueError, match="top-k.*use bfloat16, float16, int4, int8 or float32"):
         solve(PROBLEM, sync, steps=1, lr=RATE, wire=W.TopK())
 
 

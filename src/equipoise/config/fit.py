@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
-from .registry import name_of
+from .registry import get, name_of, names
 
 if TYPE_CHECKING:
     from ..batch.base import Batch
@@ -69,10 +69,14 @@ def _check_sync(period: Period, sync: Sync) -> None:
 
 def _check_wire(sync: Sync, wire: Wire, workers: int) -> None:
     takes, why = sync.takes_wires(workers)
-    fits = {"all": True, "dense": wire.dense, "casts": wire.memoryless, "none": False}
-    if not fits[takes]:
-        others = {"dense": "int8, int4, bfloat16, float16 or ", "casts": "bfloat16, float16 or "}.get(takes, "")
-        raise UserError(f"{type(sync).__name__} cannot send through wire {name_of(wire)}: {why}: use {others}float32")
+    if not _fits(takes, wire):
+        others = [name for name in names("wire") if name != "float32" and _fits(takes, get("wire", name)())]
+        use = f"{', '.join(others)} or float32" if others else "float32"
+        raise UserError(f"{type(sync).__name__} cannot send through wire {name_of(wire)}: {why}: use {use}")
+
+
+def _fits(takes: str, wire: Wire) -> bool:
+    return {"all": True, "dense": wire.dense, "casts": wire.memoryless, "none": False}[takes]
 
 
 def _check_asynchronous(period: Period, order: Order | None, batch: Batch | None) -> None:

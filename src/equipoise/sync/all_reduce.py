@@ -59,8 +59,7 @@ class AllReduce(Sync):
             g.mul_(weight)
         if self.channel is not None:
             summed, (total,) = self.channel.sum(g, [weight])
-            torch.div(summed, total or 1.0, out=summed)
-            g.copy_(summed)
+            g.copy_(summed.div_(total or 1.0))
         elif self.piggyback is not None:
             total = sum_in_order(sum_with_piggyback(comm, g, weight, "gradient", self.piggyback))
             if total:

@@ -23,7 +23,8 @@ from ..core.context import Context
 from ..core.errors import UserError
 from ..core.vector import ModelSize
 from ..topology.base import Topology
-from ..wire.replicas import ReplicaChannel, doubled
+from ..wire.base import pieces_of
+from ..wire.replicas import ReplicaChannel
 from .shares import shares_of
 
 _BLOCK = 1 << 18  # elements mixed at once: smaller blocks cost more calls than they save memory traffic
@@ -199,7 +200,7 @@ def message_bytes(model: ModelSize, vectors: int = 1, extra: int = 0) -> int:
     """Bytes of a message of so many vectors, and `extra` numbers that no wire compresses."""
     if model.wire is None:
         return (vectors * model.elements + extra) * model.itemsize
-    return model.wire.message_bytes(vectors * model.elements, doubled(model.shapes, vectors))
+    return model.wire.message_bytes(vectors * model.elements, pieces_of(model.shapes * vectors))
 
 
 def agree(context: Context, topology: Topology, who: str, *, static: bool = False, push_sum: bool = False) -> Topology:

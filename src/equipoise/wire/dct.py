@@ -9,12 +9,11 @@ import torch
 
 from ..core.method import Metadata, option
 from .base import FEEDBACK, Draw
-from .rows import RowWire
-from .sparse import KEEP_HELP, REDUCE, REDUCE_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
+from .sparse import SparseWire, decode_sparse, encode_sparse, sparse_bytes
 
 
 @dataclass
-class Dct(RowWire):
+class Dct(SparseWire):
     """The largest coefficients of the discrete cosine transform; the residual is the momentum (DeMo).
 
         e <- b e + d;   m = D' Q(top_k(D e));   e <- e - m          D the orthonormal DCT-II of each chunk, b = feedback
@@ -28,7 +27,7 @@ class Dct(RowWire):
     residual each round.
 
     The momentum is here, so the optimizer needs none: use SGD without momentum. DeMo takes the sign of the sum as the
-    step; here the sum goes to the optimizer as it is. Gains over top-k where neighbours in a tensor move alike.
+    step; here the sum goes to the optimizer as it is. It is meant for tensors whose neighbours move alike.
     Reference: Peng et al., DeMo: Decoupled Momentum Optimization, 2024 (arXiv 2411.19870).
     """
 
@@ -37,17 +36,7 @@ class Dct(RowWire):
     )
 
     feedback: float = option(0.999, help=FEEDBACK, least=0, most=1)
-    keep: float = option(1 / 64, help=KEEP_HELP, above=0, most=1)
-    values: int = option(2, help=VALUES_HELP, choices=VALUES)
     chunk: int = option(64, help="elements that are transformed together", least=1)
-    block: int = option(4096, help="elements among whose coefficients the largest are chosen", least=1)
-    reduce: str = option("all-gather", help=REDUCE_HELP, choices=REDUCE)
-
-    def collective(self) -> str:
-        return self.reduce
-
-    def row_length(self) -> int:
-        return self.block
 
     def row_bytes(self, length: int) -> int:
         return sparse_bytes(self._padded(length), self.keep, self.values)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, Piece, is_finite, pieces_of
+from .base import Draw, is_finite, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -34,7 +34,7 @@ class ReplicaChannel:
         self.wire, self.context, self.number = wire, wire.context, number
         self.vectors, self.gamma, self.tracks = vectors, gamma, tracks
         shapes = tuple(tuple(s.shape) for s in wire.context.flat.slices)
-        self.pieces = doubled(shapes, vectors)
+        self.pieces = pieces_of(shapes * vectors)
         self.count = 0  # rounds so far
         self.memory: Any = None  # of the wire
         self.own: torch.Tensor | None = None  # xh_i
@@ -89,11 +89,6 @@ class ReplicaChannel:
     def load(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-
-
-def doubled(shapes: tuple[tuple[int, ...], ...], vectors: int) -> tuple[Piece, ...]:
-    """The pieces of the model, once for each vector of its size."""
-    return pieces_of(shapes * vectors)
 
 
 @torch.no_grad()

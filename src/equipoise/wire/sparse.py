@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
+from ..core.method import option
 from .pack import as_bytes, as_numbers, pack, packed_bytes, unpack
 from .quantise import dequantise, quantise, quantised_bytes
+from .rows import RowWire
 
-VALUES = (2, 8, 32)
-VALUES_HELP = "bits of a value: 32 float32, 8 integers with one scale per block, 2 a sign and one of two magnitudes"
-REDUCE = ("all-gather", "all-to-all")
-REDUCE_HELP = "all-gather: messages go to all workers; all-to-all: sums are coded again, bytes do not grow with workers"
-KEEP_HELP = "part of each block that is sent: the largest"
 LEVEL = torch.bfloat16  # of the magnitudes of 2-bit values
 GROUPS = 8
+
+
+@dataclass
+class SparseWire(RowWire):
+    """Final here: the options of a wire that sends the largest elements, and how its messages are summed."""
+
+    keep: float = option(1 / 64, help="part of each block that is sent: the largest", above=0, most=1)
+    values: int = option(
+        2,
+        help="bits of a value: 32 float32, 8 integers with one scale per block, 2 a sign and one of two magnitudes",
+        choices=(2, 8, 32),
+    )
+    block: int = option(4096, help="elements among which the largest are chosen", least=1)
+    reduce: str = option(
+        "all-gather",
+        help="all-gather: messages go to all workers; all-to-all: sums are coded again, bytes do not grow with workers",
+        choices=("all-gather", "all-to-all"),
+    )
+
+    def collective(self) -> str:
+        return self.reduce
+
+    def row_length(self) -> int:
+        return self.block
 
 
 def kept(length: int, keep: float) -> int:

@@ -5,14 +5,13 @@ from typing import ClassVar
 
 import torch
 
-from ..core.method import Metadata, option
+from ..core.method import Metadata
 from .base import Draw
-from .rows import RowWire
-from .sparse import KEEP_HELP, REDUCE, REDUCE_HELP, VALUES, VALUES_HELP, decode_sparse, encode_sparse, sparse_bytes
+from .sparse import SparseWire, decode_sparse, encode_sparse, sparse_bytes
 
 
 @dataclass
-class TopK(RowWire):
+class TopK(SparseWire):
     """The elements with the largest magnitudes of each block: 141 times fewer bytes at the defaults.
 
         m = Q(top_k(e)),   k = keep L of every block of L,   |top_k(e) - e|^2 <= (1 - k/L) |e|^2
@@ -41,17 +40,6 @@ class TopK(RowWire):
         help="the largest elements of each block, with error feedback: SparseLoCo with DiLoCo",
         cites=("stich2018sparsified", "sarfi2025communication"),
     )
-
-    keep: float = option(1 / 64, help=KEEP_HELP, above=0, most=1)
-    values: int = option(2, help=VALUES_HELP, choices=VALUES)
-    block: int = option(4096, help="elements among which the largest are chosen", least=1)
-    reduce: str = option("all-gather", help=REDUCE_HELP, choices=REDUCE)
-
-    def collective(self) -> str:
-        return self.reduce
-
-    def row_length(self) -> int:
-        return self.block
 
     def row_bytes(self, length: int) -> int:
         return sparse_bytes(length, self.keep, self.values)
