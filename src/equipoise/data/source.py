@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from ..core.errors import UserError
-from .objective import LABELS
+from .training_loss import LABELS
 from .view import DatasetView
 
 

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from ..core.errors import DataError, UserError
 from ..core.user_function import class_of, failed
 from .base import Arrays, Data, LoadedData
-from .objective import divided
 from .source import Source
+from .training_loss import divided
 
 _RETURNS = "a Dataset, (inputs, targets), (train, test), a dict with 'train' and 'test', or LoadedData"
 

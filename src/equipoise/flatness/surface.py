@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from ..core.errors import UserError
-from ..data.objective import Objective, moved
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss, moved
 
 
 class Estimate(NamedTuple):
@@ -44,7 +44,7 @@ class Surface:
         chunk: int = 256,
     ):
         source = data if isinstance(data, Source) else Source(data)
-        self.model, self.objective, self.source = model, Objective(loss), source
+        self.model, self.training_loss, self.source = model, TrainingLoss(loss), source
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
             raise UserError("the model has no trainable parameter: set requires_grad=True on what should be measured")
@@ -114,7 +114,7 @@ class Surface:
         for start in range(0, len(indices), self.chunk):
             part = indices[start : start + self.chunk]
             batch = moved(self.source.batch(part), device)
-            yield self.objective(self.model, batch), len(part) / len(indices)
+            yield self.training_loss(self.model, batch), len(part) / len(indices)
 
     def _flat(self, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         pairs = zip(tensors, self.parameters, strict=True)

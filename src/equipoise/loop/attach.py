@@ -22,8 +22,8 @@ from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_fit, check_settings
 from ..core.context import WorkerInfo, describe
 from ..core.errors import CheckpointError, UserError
-from ..data.objective import Objective
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
@@ -262,7 +262,7 @@ class attach:
         """
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, EvaluationTask(source, Objective(loss, metrics), device), names)
+        self._models = evaluate(self.step, EvaluationTask(source, TrainingLoss(loss, metrics), device), names)
         self._since = time.perf_counter()
         if self._claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from ..core.random import rng_state, set_rng_state
-from ..data.objective import Objective, called, divided, moved, right_answers
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss, called, divided, moved, right_answers
 from ..sync.shares import mean_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class EvaluationTask(NamedTuple):
     """What models are evaluated on."""
 
     source: Source
-    objective: Objective
+    training_loss: TrainingLoss
     device: torch.device = torch.device("cpu")
     statistics: tuple[Source, np.ndarray] | None = None  # examples from which BatchNorm statistics are recomputed first
 
@@ -56,18 +56,20 @@ def evaluate(step: Step, task: EvaluationTask, names: tuple[str, ...]) -> dict[s
                 # Workers share the work on a model they all hold; each evaluates its own alone.
                 indices = everything if own else everything[comm.rank :: comm.size]
                 totals = comm.gather(_sums(step.model, task, indices)).sum(0)
-            metrics[name] = _metrics(task.objective, totals)
+            metrics[name] = _metrics(task.training_loss, totals)
     return metrics
 
 
-def _metrics(objective: Objective, totals: torch.Tensor) -> dict[str, float]:
+def _metrics(training_loss: TrainingLoss, totals: torch.Tensor) -> dict[str, float]:
     """Means over all examples, from the sums of all workers."""
     found = {"loss": float(totals[1]) / float(totals[0])}
     if not torch.isnan(totals[2]):
         found["accuracy"] = float(totals[2] / totals[3])
-    if objective.perplexity:
+    if training_loss.perplexity:
         found["perplexity"] = math.exp(min(found["loss"], 700.0))  # beyond that a float overflows
-    return found | {name: float(total / totals[0]) for name, total in zip(objective.metrics, totals[4:], strict=True)}
+    return found | {
+        name: float(total / totals[0]) for name, total in zip(training_loss.metrics, totals[4:], strict=True)
+    }
 
 
 def vector_of(step: Step, name: str) -> torch.Tensor | None:
@@ -153,16 +155,16 @@ def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, 
 @torch.no_grad()
 def _sums(model: nn.Module, task: EvaluationTask, indices: np.ndarray) -> torch.Tensor:
     """[examples, summed loss, right answers, answers, summed metrics] over `indices`."""
-    objective, count, loss, right, answers = task.objective, 0, 0.0, 0.0, 0
-    metrics = dict.fromkeys(objective.metrics, 0.0)
+    training_loss, count, loss, right, answers = task.training_loss, 0, 0.0, 0.0, 0
+    metrics = dict.fromkeys(training_loss.metrics, 0.0)
     for start in range(0, len(indices), _CHUNK):
         part = indices[start : start + _CHUNK]
-        outcome = objective.outcome(model, moved(task.source.batch(part), task.device))
-        loss += float(outcome.loss) * len(part)
+        forward = training_loss.forward(model, moved(task.source.batch(part), task.device))
+        loss += float(forward.loss) * len(part)
         count += len(part)
-        for name, metric in objective.metrics.items():
-            metrics[name] += float(metric(outcome.outputs, outcome.targets)) * len(part)
-        found = right_answers(outcome)
+        for name, metric in training_loss.metrics.items():
+            metrics[name] += float(metric(forward.outputs, forward.targets)) * len(part)
+        found = right_answers(forward)
         right, answers = right + found[0], answers + found[1]
     known = right if answers or not count else math.nan
     return torch.tensor([count, loss, known, answers, *metrics.values()], dtype=torch.float64)

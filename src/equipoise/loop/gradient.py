@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..data.objective import moved
+from ..data.training_loss import moved
 from .sharpness import sharpness_aware
 from .speeds import Work
 
@@ -53,6 +53,6 @@ def loss_of(worker: Worker, indices: np.ndarray) -> torch.Tensor:
     if job.device.type != "cpu":
         batch = moved(batch, job.device)
     if job.autocast is None:
-        return job.objective(worker.model, batch)
+        return job.training_loss(worker.model, batch)
     with torch.autocast(job.device.type, dtype=job.autocast):
-        return job.objective(worker.model, batch)
+        return job.training_loss(worker.model, batch)

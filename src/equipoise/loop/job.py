@@ -16,8 +16,8 @@ from ..config.defaults import chosen_sync, default
 from ..config.fit import check_fit, check_settings, warn_of_one_epoch
 from ..core.errors import UserError
 from ..core.stop import Stop
-from ..data.objective import Objective
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -86,7 +86,7 @@ class Job:
     stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
-        self.objective = Objective(self.loss, self.metrics, perplexity=self.perplexity)
+        self.training_loss = TrainingLoss(self.loss, self.metrics, perplexity=self.perplexity)
         warn_of_one_epoch(self.order, self.length.epochs)
         check_settings(buffers=self.buffers, nonfinite=self.nonfinite, seed=self.seed)
         for name in ("micro", "clip", "sam", "checkpoint_every", "keep", "log_every", "evaluate_every"):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..data.objective import moved
+from ..data.training_loss import moved
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
@@ -127,7 +127,7 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
         work = Work()
         batch = moved(job.train.batch(stream.integers(len(job.train), size=count)), job.device)
         with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
-            loss = job.objective(model, batch)
+            loss = job.training_loss(model, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         loss.item()  # waits for a device that works in the background

@@ -11,8 +11,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.errors import UserError
-from equipoise.data.objective import Objective, moved
 from equipoise.data.source import Source
+from equipoise.data.training_loss import TrainingLoss, moved
 
 INPUTS = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
 LABELS = INPUTS[:, :3].argmax(1)
@@ -98,7 +98,7 @@ def test_every_structure_trains_to_the_same_bits(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pair", "dict"])
 def test_a_model_that_returns_its_loss(kind: str, returns: str) -> None:
     batch = Source(Items(kind)).batch(np.arange(6))
-    assert torch.equal(Objective(None)(Net(returns), batch), LOSS(Net()(INPUTS[:6]), LABELS[:6]))
+    assert torch.equal(TrainingLoss(None)(Net(returns), batch), LOSS(Net()(INPUTS[:6]), LABELS[:6]))
 
 
 def test_its_loss_and_logits_are_evaluated() -> None:

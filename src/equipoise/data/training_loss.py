@@ -22,7 +22,7 @@ from ..core.errors import UserError
 LABELS = ("labels", "label", "targets", "target")  # under which a batch that is a dict holds them
 
 
-class Outcome(NamedTuple):
+class ForwardPass(NamedTuple):
     """One forward pass."""
 
     loss: torch.Tensor
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     targets: Any  # None where the batch has none
 
 
-class Objective:
+class TrainingLoss:
     """A mean loss over a batch, and metrics beside it.
 
     loss: `loss(outputs, targets)`; None: the model returns its own.
@@ -49,9 +49,9 @@ class Objective:
 
     def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The loss of a batch."""
-        return self.outcome(model, batch).loss
+        return self.forward(model, batch).loss
 
-    def outcome(self, model: nn.Module, batch: Any) -> Outcome:
+    def forward(self, model: nn.Module, batch: Any) -> ForwardPass:
         inputs, targets = divided(batch)
         if self.loss is not None:
             if targets is None:
@@ -60,9 +60,9 @@ class Objective:
                     f"targets), or a dict with {LABELS[0]!r}; or pass loss=None if the model returns its loss"
                 )
             outputs = logits_of(called(model, inputs))
-            return Outcome(self.loss(outputs, targets), outputs, targets)
+            return ForwardPass(self.loss(outputs, targets), outputs, targets)
         returned = called(model, batch if isinstance(batch, (dict, tuple, list)) else (batch,))
-        return Outcome(loss_in(returned), logits_of(returned), targets)
+        return ForwardPass(loss_in(returned), logits_of(returned), targets)
 
 
 def divided(batch: Any) -> tuple[Any, Any]:
@@ -113,9 +113,9 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def right_answers(outcome: Outcome) -> tuple[float, int]:
+def right_answers(forward: ForwardPass) -> tuple[float, int]:
     """Right answers and all answers, where outputs are scores of classes; (0, 0) elsewhere."""
-    outputs, targets = outcome.outputs, outcome.targets
+    outputs, targets = forward.outputs, forward.targets
     if not isinstance(targets, torch.Tensor) or not isinstance(outputs, torch.Tensor):
         return 0.0, 0
     if targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
