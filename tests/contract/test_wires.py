@@ -34,7 +34,7 @@ from equipoise.testing.promises import BITS, same
 
 from . import toy
 
-LONG = 16  # steps to a lower loss
+LONG = 12  # steps to a lower loss
 MODEL = toy.model()
 
 S = eq.sync
@@ -207,7 +207,7 @@ def test_trains_and_sends_what_it_declares(wire: str, sync: str) -> None:
     before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
     after = trained(wire, sync)["loss"]  # the ledger is compared with the cost at every step
     assert declared(sync, WIRES[wire]) < declared(sync, None)
-    assert after < 0.75 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
+    assert after < 0.8 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
 
 
 @pytest.mark.parametrize(("wire", "sync"), FITTING)
