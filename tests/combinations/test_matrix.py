@@ -134,9 +134,7 @@ def in_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
 
 
 @pytest.mark.parametrize("recipe", SOME, ids=words)
-def test_the_same_in_processes(
-    recipe: dict[str, str], in_processes: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_the_same_in_processes(recipe: dict[str, str], in_processes: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     exact = all(toy.make(axis, name, tmp_path).exact for axis, name in recipe.items() if axis != "topology")
     keys = KEPT if exact else ("steps", "rounds", "messages", "bytes")
     same(in_processes[words(recipe)], train(recipe, tmp_path), keys)

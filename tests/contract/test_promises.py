@@ -28,7 +28,9 @@ CASES = [
     if promise is not check_processes
 ]
 ON_PROCESSES = [
-    (axis, name) for axis in toy.AXES for name in registry.names(axis)
+    (axis, name)
+    for axis in toy.AXES
+    for name in registry.names(axis)
     if check_processes in PROMISES[axis] and not (axis == "wire" and name not in TRAINED_WIRES)
 ]
 

@@ -90,9 +90,10 @@ REFUSED = [pytest.param(*pair, id="-".join(pair)) for pair in PAIRS if refusal(*
 
 
 # One wire for each way of summing runs with every sync also on processes and on other world sizes; the others, which
-# share that code, with one sync of each family.
+# share that code, with one sync for each way of using a channel: a sum, one that overlaps with steps, messages to all,
+# replicas of neighbours, replicas and trackers, messages along a tree, pairs.
 SUMMED = {"int4": "all-to-all", "top-k": "all-gather", "power-sgd": "all-reduce"}
-FAMILIES = ("all-reduce", "diloco-delayed", "easgd", "lgrawa", "lsgd", "d-psgd", "dsgt", "detag", "relay", "ad-psgd")
+FAMILIES = ("all-reduce", "diloco-delayed", "lsgd", "d-psgd", "dsgt", "relay", "ad-psgd")
 WIDELY = [pair for pair in FITTING if pair.values[0] in SUMMED or pair.values[1] in FAMILIES]
 
 
