@@ -221,7 +221,7 @@ def test_no_gradient_a_zero_gradient_and_one_that_is_not_finite() -> None:
     feed(rule, estimated(10**6, 1.0))
     assert feed(rule, estimated(0.0, 0.0)) == [32] * 4, "nothing moved: nothing is known"
     assert feed(rule, None) == [32] * 4
-    assert rule.events[-1]["reason"] == "fewer than two workers had examples"
+    assert rule.events[-1]["reason"] == "too few workers had examples"
     for bad in (estimated(math.nan, math.nan), estimated(math.inf, 1.0), estimated(1.0, -math.inf)):
         assert feed(rule, bad) == [32] * 4
         assert "not finite" in rule.events[-1]["reason"]

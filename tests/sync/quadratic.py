@@ -1,6 +1,7 @@
 """Heterogeneous quadratics with full gradients: the problem on which exact methods are exact and biased ones show it.
 
-f_i(x) = 1/2 (x - c_i)^T A_i (x - c_i), n workers, d = 5, float64 unless said. The optimum of the mean is known in closed form.
+f_i(x) = 1/2 (x - c_i)^T A_i (x - c_i), n workers, d = 5, float64 unless said. The optimum of the mean is known in
+closed form.
 """
 
 from __future__ import annotations

@@ -85,6 +85,11 @@ class Adaptive(Batch):
         context, size = self.context, self.context.size
         if isinstance(self.speeds, list) and len(self.speeds) != size:
             raise UserError(f"speeds lists {len(self.speeds)} numbers for {size} workers: give one per worker")
+        if self.along and self.tested == "own" and self.estimator != "examples" and size == 2:
+            raise UserError(
+                "tested='own' compares each worker's gradient with at least two others: use tested='mean', "
+                "estimator='examples', or three workers"
+            )
         share = -(-context.worker.total_examples // size)
         self.cap = self.most if self.most is not None else max(self.start, share)
         self.total = float(self.start * size)  # examples per step of all workers, before sizes are rounded up
@@ -157,7 +162,7 @@ class Adaptive(Batch):
     def decide(self, estimate: NoiseEstimate | None, reports: list[WorkerReport]) -> None:
         self._unsent = False
         old, numbers = self._sizes, dict[str, float]()
-        reason = "fewer than two workers had examples" if estimate is None else ""
+        reason = "too few workers had examples" if estimate is None else ""
         if estimate is not None and not estimate.finite:
             estimate, reason = None, "a gradient was not finite"
         if self.speeds == "measured":
