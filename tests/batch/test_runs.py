@@ -291,6 +291,17 @@ def test_measured_speeds_on_a_described_cluster() -> None:
     )
 
 
+def test_sizes_that_follow_the_blocks() -> None:
+    """As `proportional`, and they grow: all workers end an epoch together, with batches in proportion throughout."""
+    rule = eq.batch.NormTest(start=6, eta=0.5, speeds="blocks")
+    rows = workers_of(rule, 12, partition=eq.partition.IID(speeds=[1, 2, 2, 3]), period=eq.period.Every(2))
+    assert rows[0][0] == [3, 7, 7, 9]  # rounded up
+    assert rows[0][-1][3] > 9
+    for one, two, _, three in rows[0]:
+        assert abs(three - 3 * one) <= 3
+        assert abs(two - 2 * one) <= 2
+
+
 def test_a_worker_that_skips_a_step_weighs_nothing(tmp_path: Path) -> None:
     inputs = toy.INPUTS.clone()
     inputs[7] = math.nan  # in one worker's block only

@@ -66,12 +66,16 @@ class Adaptive(Batch):
     examples: int = option(8, help="per worker and test, for estimator = examples; 0: the entire batch", least=0)
     tested: str = option("mean", help="the mean gradient of all workers, or each worker's own", choices=("mean", "own"))
     speeds: list[float] | str | None = option(
-        None, help='throughputs: sizes are proportional to these, or to "measured" ones; equal sizes if none', above=0
+        None,
+        help='throughputs: sizes are proportional to these, to "measured" ones or to the "blocks"; equal if none',
+        above=0,
     )
 
     def check(self) -> None:
-        if isinstance(self.speeds, str) and self.speeds != "measured":
-            raise UserError(f"speeds = {self.speeds!r}: give a list with one number per worker, or 'measured'")
+        if isinstance(self.speeds, str) and self.speeds not in ("measured", "blocks"):
+            raise UserError(
+                f"speeds = {self.speeds!r}: give a list with one number per worker, 'measured', or 'blocks'"
+            )
         if self.gradient == "first" and self.estimator != "workers":
             raise UserError("gradient = 'first' is only for estimator = 'workers': leave one of them out")
         if self.most is not None and self.most < self.start:
@@ -195,6 +199,8 @@ class Adaptive(Batch):
         return min(max(total, float(self.start * size)), float(self.cap * size))
 
     def _resize(self) -> None:
+        if self.speeds == "blocks" and self.context.worker.shares:  # which may be redistributed
+            self.rates = list(self.context.worker.shares)
         total_rate = sum_in_order(self.rates)
         # The small number absorbs rounding errors: half of 32 must be 16, not 17.
         sizes = [math.ceil(self.total * rate / total_rate - 1e-9 * self.total) for rate in self.rates]
