@@ -379,3 +379,24 @@ def test_combinations_that_mean_nothing_are_refused() -> None:
 
     with pytest.raises(UserError, match="source='train' with eq.attach"):
         eq.spawn(loop, 2, virtual=True)
+
+
+@pytest.mark.parametrize("source", ["last", "train"])
+def test_every_round_of_total_steps_has_new_norms(source: str) -> None:
+    """Rounds come after any number of a worker's steps, also after fewer than the time before."""
+    seen: list[tuple[int, bool]] = []
+
+    class Spy(MGRAWA):
+        def after_step(self, x: torch.Tensor) -> None:
+            before = self.norms.smoothed.clone() if source == "last" else self.counted
+            super().after_step(x)
+            now = self.norms.smoothed if source == "last" else self.norms.count
+            seen.append((self.context.rank, not torch.equal(torch.as_tensor(before), torch.as_tensor(now))))
+            self.counted = self.norms.count
+
+        counted = 0
+
+    cluster = eq.Cluster([1.0, 2.7, 0.6], jitter=0.5)
+    toy_sha(Spy(source=source), period=eq.period.TotalSteps(5), steps=60, workers=3, cluster=cluster)
+    assert len(seen) == 36
+    assert all(new for _, new in seen)
