@@ -154,7 +154,9 @@ def test_a_worker_that_runs_dry_counts_for_nothing(tmp_path: Path) -> None:
 
     def model() -> nn.Module:
         torch.manual_seed(1)
-        return nn.Linear(8, 4)  # without dropout: eq.train makes no forward pass where there is no example
+        # Without dropout: eq.train makes no forward pass where there is no example.
+        norm = nn.Unflatten(1, (4, 2)), nn.BatchNorm1d(4), nn.Flatten()
+        return nn.Sequential(nn.Linear(8, 8), *norm, nn.Linear(8, 4))
 
     def loop(comm: Any) -> dict[str, Any]:
         net = model()
@@ -168,6 +170,8 @@ def test_a_worker_that_runs_dry_counts_for_nothing(tmp_path: Path) -> None:
                     loss.backward()
                     together.loss = loss.item()
                     optimizer.step()
+        batches = next(b for name, b in net.named_buffers() if name.endswith("tracked"))
+        assert batches == 2 * (2 if comm.rank == 1 else 7), "statistics of its own batches alone"
         return counters(together.step)
 
     chosen: dict[str, Any] = {"partition": partition, "batch": 8, "sync": sync, "period": 2, "workers": 3, "epochs": 2}

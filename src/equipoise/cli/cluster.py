@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.torchrun import rank
-from ..loop.from_recipe import assemble
+from ..loop.from_recipe import assemble, factors
 from .columns import columns
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
 if TYPE_CHECKING:
+    from ..loop.speeds import Rate
     from ..simulate.cluster import Cluster, Link
+
+_SECONDS = 0.1  # of one timing at least: shorter ones measure who else is running
+_ATTEMPTS = 3
+_UNSTEADY = 0.2  # spread of repetitions that is worth another attempt, and a warning
+_NONSENSE = 0.6  # spread with which nothing is written
 
 _EXAMPLES = """examples:
   equipoise cluster measure --workers 4 --out cluster.toml
@@ -60,31 +67,63 @@ def _measure(arguments: argparse.Namespace) -> int:
     recipe = on_torchrun(recipe)
     if recipe.settings.get("virtual") or recipe.settings.get("cluster"):
         raise UserError("only real processes can be measured: leave out --virtual and --cluster")
-    cluster = measure(recipe)
+    cluster, rates = measure(recipe)
+    slow = recipe.settings.get("slow")
+    problem = doubtful(rates, factors(str(slow)) if slow is not None else None)
     if rank() == 0:
+        spreads = ", ".join(f"{100 * r.spread:.0f} %" for r in rates)
+        print(f"spread of the repetitions, by worker: {spreads}", file=sys.stderr)
+    if problem:
+        raise UserError(f"{problem}: nothing is written; measure again when the machines have nothing else to do")
+    if rank() == 0:
+        if unsteadiness(rates) > _UNSTEADY:
+            print("warning: the machines are busy with something else, which these rates contain", file=sys.stderr)
         cluster.save(out)
         print(describe(cluster))
         print(f"{out}")
     return 0
 
 
-def measure(recipe: Recipe) -> Cluster:
-    """The cluster these workers form: throughput of each on the recipe's step, and the link of every pair."""
+def doubtful(rates: list[Rate], slow: list[float] | None) -> str:
+    """What makes these rates nonsense; empty if nothing does. `slow`: factors that were declared on equal machines."""
+    shown = ", ".join(f"{r.median:.4g}" for r in rates)
+    if unsteadiness(rates) > _NONSENSE:
+        worst = max(rates, key=lambda r: r.spread)
+        return f"the rates {shown} say little: half of the repetitions of a worker are {100 * worst.spread:.0f} % apart"
+    if slow is not None and len(slow) == len(rates):
+        equal = [r.median * factor for r, factor in zip(rates, slow, strict=True)]
+        if max(equal) > 2.0 * min(equal):
+            return f"the rates {shown} contradict slow = {slow}"
+    return ""
+
+
+def measure(recipe: Recipe) -> tuple[Cluster, list[Rate]]:
+    """The cluster these workers form: throughput of each on the recipe's step, and the link of every pair.
+
+    Throughputs are measured several times, and the calmest measurement counts. They come with their spread.
+    """
     from ..comm.base import Comm
     from ..comm.measure_links import measure_links, summarised
     from ..launch.start import spawn
-    from ..loop.speeds import job_rates
+    from ..loop.speeds import Timing, repeated_job_rates
     from ..simulate.cluster import Cluster
 
     job, how = assemble(recipe)
 
-    def work(comm: Comm) -> Cluster:
-        rates = [float(f"{rate:.4g}") for rate in job_rates(job, comm)]
+    def work(comm: Comm) -> tuple[Cluster, list[Rate]]:
+        attempts: list[list[Rate]] = []
+        while len(attempts) < _ATTEMPTS and (not attempts or unsteadiness(attempts[-1]) > _UNSTEADY):
+            attempts.append(repeated_job_rates(job, comm, Timing(repetitions=7, seconds=_SECONDS)))
+        rates = min(attempts, key=unsteadiness)
         link, between = summarised(measure_links(comm))
-        return Cluster(rates, link, between)
+        return Cluster([float(f"{rate.median:.4g}") for rate in rates], link, between), rates
 
-    clusters: list[Cluster] = spawn(work, how["workers"], timeout=how["timeout"])
-    return clusters[0]
+    measured: list[tuple[Cluster, list[Rate]]] = spawn(work, how["workers"], timeout=how["timeout"])
+    return measured[0]
+
+
+def unsteadiness(rates: list[Rate]) -> float:
+    return max(rate.spread for rate in rates)
 
 
 def describe(cluster: Cluster) -> str:

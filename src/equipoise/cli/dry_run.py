@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..comm.virtual import VirtualComm, World
 from ..config.recipe import Recipe
 from ..config.registry import name_of
@@ -12,6 +14,7 @@ from ..core.vector import Flat, ModelSize
 from ..loop.blocks import with_speeds
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
+from ..loop.segment import steps_of
 from ..period.every import Every
 from ..sync.base import Sync
 from ..sync.none import NoSync
@@ -52,14 +55,13 @@ def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[int
 
 
 def steps_per_epoch(job: Job, workers: int) -> int:
-    """Steps until the last worker has finished its block; with drop_last, until the first one has."""
+    """Steps until the last worker has finished its block; with drop_last, its full batches."""
     blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
     world = World(workers)
     comm = VirtualComm(world, world.workers[0])
     worker = describe(comm, seed=job.seed, sizes=[len(block) for block in blocks])
     sizes = job.batch.bind(Context(comm, worker=worker)).sizes()
-    pairs = list(zip(map(len, blocks), sizes, strict=True))
-    return min(n // b for n, b in pairs) if job.drop_last else max(-(-n // b) for n, b in pairs)
+    return steps_of(np.array([len(block) for block in blocks]), np.array(sizes), job.drop_last)
 
 
 def _format(pair: list[Any]) -> str:

@@ -150,6 +150,7 @@ class attach:
             # With several batches to a step, the order sees each of them as it comes.
             self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
             step.follow(self.sampler.order, self.sampler.batch)
+        self._keep_buffers()
         console = Console(self.clock, lambda: None) if self.progress else None
         self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
@@ -198,21 +199,30 @@ class attach:
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
             self.clock.epoch = self.sampler.epoch
+            if not self.batch:
+                for buffer, before in zip(self.model.buffers(), self._buffers, strict=False):
+                    buffer.copy_(before)
         self.step.begin(self.batch, largest)
         self.step.computed(self.batch, time.perf_counter() - self._since)
-        # A worker that has run dry was given an example again: its loss is nobody's.
+        # A worker that has run dry was given examples again: their loss is nobody's.
         if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step.after()
+        self._keep_buffers()
         self._count_seconds()
         if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+
+    def _keep_buffers(self) -> None:
+        """A worker that will run dry puts them back after a pass that counts for nothing."""
+        runs_dry = self.sampler is not None and self.sampler.runs_dry
+        self._buffers = [buffer.clone() for buffer in self.model.buffers()] if runs_dry else []
 
     def _skipped(self) -> None:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""

@@ -10,7 +10,7 @@ from ..batch.base import Batch
 from ..core.context import Context
 from ..core.errors import CheckpointError, UserError
 from ..order.base import Order
-from .segment import ConstantBatchSegment, steps_of
+from .segment import ConstantBatchSegment, steps_of, uneven
 
 
 class Taken(NamedTuple):
@@ -27,9 +27,10 @@ class Taken(NamedTuple):
 class Position:
     """Where all workers are in this epoch. Every worker computes the same one, so all agree where the epoch ends.
 
-    A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: blocks
-    of unequal size end together, every example is visited once, and nobody runs dry before the end. Of a rule that
-    `spreads`, it takes as many as will do to end with the others.
+    A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: every
+    example is visited once, and nobody runs dry before the end unless it has fewer examples than there are steps. Where
+    one size for all meets blocks of unequal size, and for a rule that `spreads`, batches follow the blocks: every
+    worker takes as many in each step as will do to end with the others.
 
     What was taken is a function of the steps since sizes last changed, so that a step costs the same for two workers
     and for a thousand. Without `lockstep` every worker counts its own block and its own epochs, whatever the others
@@ -54,7 +55,7 @@ class Position:
         self.blocks = blocks
         self.block = blocks[context.rank]
         if drop_last and self.steps_of_epoch() == 0:
-            raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
+            raise UserError("drop_last leaves no batch: every block is smaller than its batch size")
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
         self.drawn = 0  # by all workers in the last step
         self.positions: np.ndarray | None = (
@@ -118,10 +119,10 @@ class Position:
             self._listed = sizes
         if self._segment is None:
             left = (self.lengths - self._taken)[self.counted]
-            whose = 0 if len(left) == 1 else self.context.rank
-            self._segment = ConstantBatchSegment(
-                left, np.array(sizes)[self.counted], whose, self.drop_last, self.batch.spreads
-            )
+            whose, size = 0 if len(left) == 1 else self.context.rank, np.array(sizes)[self.counted]
+            # By the whole blocks: it must be the same after a resume.
+            spread = self.batch.spreads or uneven(self.lengths[self.counted], size)
+            self._segment = ConstantBatchSegment(left, size, whose, self.drop_last, spread)
         return self._segment
 
     def steps_of_epoch(self) -> int:

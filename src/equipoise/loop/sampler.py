@@ -35,8 +35,9 @@ class Drawn(NamedTuple):
 class Sampler:
     """`partition`, `order` and `batch` for a user's own `DataLoader(batch_sampler=...)`.
 
-    Every worker yields the same number of batches per epoch, so that collectives in the loop match. A worker whose
-    block is smaller than the number of steps repeats examples of its own instead of leaving the others waiting.
+    Every worker yields the same number of batches per epoch, so that collectives in the loop match. A worker with fewer
+    examples than there are steps begins its block again instead of leaving the others waiting. Under `eq.attach` such
+    a batch counts for nothing, as in `eq.train`: no gradient, no optimizer step, no BatchNorm statistics.
     Iterating starts at the saved position, or at the next epoch once one is finished.
 
     step: one training step without communication, on the same number of examples on all workers, for a partition
@@ -149,7 +150,22 @@ class Sampler:
             self._unwatched.append(places)
             self._queue.append(Drawn(len(indices), places, position.largest))
             self._since_step += 1
-            yield indices.tolist() or position.block[:1].tolist()
+            yield indices.tolist() or self._again()
+
+    def _again(self) -> list[int]:
+        """Examples that this worker has had, for a step in which it has none left: its block begins again.
+
+        A full batch, as a BatchNorm cannot use a single example.
+        """
+        position = self.position
+        block, size = position.block, position.batch.sizes()[self.comm.rank]
+        first = position.steps_left * size  # another part in each step, the same after a resume
+        return [int(block[(first + i) % len(block)]) for i in range(min(size, len(block)))]
+
+    @property
+    def runs_dry(self) -> bool:
+        """Has this worker fewer examples than there are steps in an epoch?"""
+        return len(self.position.block) < self.position.steps_of_epoch()
 
     def use(self, accumulate: int) -> tuple[int, int, np.ndarray | None]:
         """An optimizer step uses the next `accumulate` batches: examples, largest batch, places of a single one.
@@ -186,11 +202,15 @@ class Sampler:
         places = self._unwatched.popleft()
         watcher = order.watcher
         watcher.forget()
-        # A worker without examples was given one of its own again: it counts for nothing.
-        with watcher.watching(model, 1 if places is None or not len(places) else len(places)):
+        if places is not None and not len(places):  # examples that were given again count for nothing
+            yield
+            if not self._deferred:
+                order.observe(places, None)
+            return
+        with watcher.watching(model, 1 if places is None else len(places)):
             yield
         if places is not None and not self._deferred:
-            order.observe(places, watcher.view() if len(places) else None)
+            order.observe(places, watcher.view())
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self, finished: int | None = None) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class Step:
             clip=clip,
             # A batch rule can add to sums of the vectors themselves, not of their codes.
             averages="" if self.compressed else chosen.averages(),
+            lockstep=period.lockstep,
             fresh_gradients=fresh_gradients,
             example_gradients=example_gradients,
             emit=emit,

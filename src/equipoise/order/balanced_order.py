@@ -68,8 +68,10 @@ class BalancedOrder(Order):
 
     @property
     def learned(self) -> dict[str, Any]:
-        return self.builder.state()
+        return {**self.builder.state(), "signal": self.watcher.state_dict()}
 
     @learned.setter
     def learned(self, state: dict[str, Any]) -> None:
         self.builder.load(state)
+        if "signal" in state:  # checkpoints of 0.2.0 have none
+            self.watcher.load_state_dict(state["signal"])

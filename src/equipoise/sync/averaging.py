@@ -74,8 +74,13 @@ class Averaging:
             self.context.optimizer.state.clear()
 
     def mean_shares(self) -> list[float]:
-        """The weights of the mean model; empty where all count alike."""
-        return shares_of(self.context) if self.weights == "size" else []
+        """The weights of the mean model, those of a round at this moment; empty where all count alike. Collective."""
+        if self.weights != "samples":
+            return shares_of(self.context) if self.weights == "size" else []
+        consumed = self.context.clock.samples - self.samples_at_last_round
+        samples = [float(n) for n in self.context.comm.gather_objects(consumed)]
+        total = sum_in_order(samples)
+        return [n / total for n in samples] if total and len(set(samples)) > 1 else []
 
     def weight(self) -> float:
         """The weight of this worker in this round."""

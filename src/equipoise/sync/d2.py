@@ -11,6 +11,7 @@ from ..topology.ring import Ring
 from .base import Needs
 from .exact_diffusion import WIRES, convergent_graph, mix_corrected
 from .gossip import STATIC, Gossip
+from .wide import wide_zeros
 
 _LEAST = -1.0 / 3.0 - 1e-9  # an even ring has -1/3 and converges
 
@@ -52,8 +53,8 @@ class D2(Gossip):
     def init_state(self) -> None:
         graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")
         self.start_gossip(graph, weighted=False)
-        self.correction = torch.zeros_like(self.flat.x)
-        self.scratch = torch.empty_like(self.correction)
+        self.correction = wide_zeros(self.flat.x)
+        self.scratch = torch.empty_like(self.flat.x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         self.weigh(g)

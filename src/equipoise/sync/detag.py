@@ -11,6 +11,7 @@ from ..topology.ring import Ring
 from .accelerated import KINDS, GossipPlan
 from .base import Needs, StepPlan
 from .gossip import STATIC, Gossip
+from .wide import wide_zeros
 
 
 @dataclass
@@ -64,10 +65,10 @@ class DeTAG(Gossip):
         x = self.flat.x
         self.elements = x.numel()
         self.first: int | None = None  # the step at which the first phase began
-        self.gossiped = x.new_zeros(2 * self.elements)  # [x~ | y~]
+        self.gossiped = wide_zeros(x, 2 * self.elements)  # [x~ | y~]
         self.gossiped_before = torch.zeros_like(self.gossiped)
-        self.gathered = torch.zeros_like(x)
-        self.gathered_before = torch.zeros_like(x)
+        self.gathered = wide_zeros(x)
+        self.gathered_before = wide_zeros(x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None

@@ -45,8 +45,8 @@ class DSGT(Gossip):
 
     def init_state(self) -> None:
         self.start_gossip(self.agreed_graph(), weighted=False)
-        self.joint = JointVector(self.flat, len(self.flat))  # [x | y]
-        self.gradient_before = torch.zeros_like(self.tracker)
+        self.joint = JointVector(self.flat, len(self.flat), wide=True)  # [x | y]
+        self.gradient_before = torch.zeros_like(self.flat.x)
         self.started = False
 
     @property

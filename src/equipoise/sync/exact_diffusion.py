@@ -34,7 +34,10 @@ WIRES = "dense", "its correction repeats in every round what a message left out,
 
 
 def mix_corrected(mixing: Mixing, x: torch.Tensor, correction: torch.Tensor, scratch: torch.Tensor) -> None:
-    """x_i <- sum_j W_ij (x_j + c_j);  c_i <- x_i - (old x_i), the displacement that the next round corrects."""
-    mixed = mixing.mix(torch.add(x, correction, out=scratch))
-    torch.sub(mixed, x, out=correction)
-    x.copy_(mixed)
+    """c_i <- c_i + sum_j W_ij (phi_j - phi_i) with phi = x + c;  x_i <- x_i + c_i.
+
+    The same as x' = W (x + c), c' = x' - x. In that form the rounding of x' would enter c at every step: it never
+    leaves the mean of c, which must be zero, and moves the point where the method rests.
+    """
+    mixing.begin(torch.add(x, correction, out=scratch))
+    x.add_(mixing.end_displacement(scratch, correction))

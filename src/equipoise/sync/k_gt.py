@@ -40,7 +40,7 @@ class KGT(Gossip):
 
     def init_state(self) -> None:
         self.start_gossip(self.agreed_graph(), weighted=False)
-        self.joint = JointVector(self.flat, len(self.flat))  # [x | z]
+        self.joint = JointVector(self.flat, len(self.flat), wide=True)  # [x | z]
         self.correction = torch.zeros_like(self.directions)
         self.local_steps = 0  # since the last round; counted because periods may vary
 
