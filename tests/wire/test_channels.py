@@ -62,11 +62,9 @@ def summed(wire: Wire, rounds: int, workers: int = 3, *, feedback: bool = True) 
             assert channel.residual is not None
             left += channel.residual
             if 0 in channel.sum_residuals:  # of the rows that this rank coded again
-                rows = wire.rows_of(torch.zeros(len(flat)), comm.size)  # type: ignore[attr-defined]
-                first = sum(len(part) for part in np.array_split(np.arange(len(rows)), comm.size)[: comm.rank])
-                own = torch.zeros_like(rows)
-                own[first : first + len(channel.sum_residuals[0])] = channel.sum_residuals[0]
-                left += own.view(-1)[: len(flat)]
+                length, parts = wire.divided(len(flat), comm.size)  # type: ignore[attr-defined]
+                first, last = parts[comm.rank]
+                left[first * length : last * length] += channel.sum_residuals[0]
         return given, received, left
 
     return eq.spawn(loop, workers, virtual=True)

@@ -15,11 +15,12 @@ from equipoise.wire.base import Draw
 from equipoise.wire.dct import Dct, dct_matrix
 from equipoise.wire.int4 import Int4
 from equipoise.wire.int8 import Int8
+from equipoise.wire.largest import descending, largest, top
 from equipoise.wire.pack import pack, packed_bytes, unpack
-from equipoise.wire.quantise import Quantised, dequantise, quantise
+from equipoise.wire.quantise import Quantised, add_dequantised, quantise, scales
 from equipoise.wire.rows import RowWire
 from equipoise.wire.sign import Sign
-from equipoise.wire.sparse import decode_sparse, encode_sparse, kept, largest, two_levels
+from equipoise.wire.sparse import decode_sparse, encode_sparse, kept, two_levels
 from equipoise.wire.top_k import TopK
 
 LENGTHS = (1, 2, 3, 7, 63, 64, 65, 255, 256, 257, 4095, 4097, 10000)
@@ -191,9 +192,7 @@ def test_stochastic_rounding_is_unbiased(wire: RowWire) -> None:
     draws = 4000
     vector = torch.randn(wire.row_length(), generator=torch.Generator().manual_seed(4))
     vector[:3] = torch.tensor([3.7, -3.69, 3.65])
-    rows = vector.expand(draws, -1)
-    out = torch.zeros_like(rows)
-    wire.add_decoded_rows(wire.encode_rows(rows, DRAW), out, 1.0)
+    out = decoded(wire, vector.repeat(draws)).view(draws, -1)
     step = float(torch.unique(out).diff().min())
     error = (out.double().mean(0) - vector).abs()
     assert error.max() <= 5 * (step / 2) / math.sqrt(draws), "an element has a standard deviation of at most step / 2"
@@ -216,8 +215,11 @@ def test_no_element_is_farther_than_half_a_step(bits: int) -> None:
     half = 2 ** (bits - 1)
     rows = torch.linspace(1, 2, 500).unsqueeze(1) * torch.tensor([-1.0, (half - 0.5) / half, 0.3, 0.0])
     for signed in (rows, -rows):
-        scale, integers = dequantise(quantise(signed, bits), bits, 4)
-        assert ((scale * integers - signed).abs() <= 0.50001 * scale.abs()).all()
+        scale = scales(signed.view(-1), 4, half, half - 0.5)
+        left = signed.flatten()
+        [code] = quantise(signed.flatten(), 4, bits, [(0, 500)])
+        add_dequantised(code, left, 4, bits, -1.0)
+        assert (left.view(-1, 4).abs() <= 0.50001 * scale.abs()).all()
 
 
 def test_how_many_are_kept() -> None:
@@ -229,8 +231,8 @@ def test_how_many_are_kept() -> None:
 def test_integers_are_packed_and_unpacked(bits: int, count: int, seed: int) -> None:
     integers = torch.randint(1 << bits, (3, count), generator=torch.Generator().manual_seed(seed))
     codes = pack(integers, bits)
-    assert codes.shape == (3, packed_bytes(count, bits))
-    assert torch.equal(unpack(codes, bits, count).long(), integers)
+    assert codes.shape == (3 * packed_bytes(count, bits),)
+    assert torch.equal(unpack(codes, bits, 3, count).long(), integers)
     assert packed_bytes(8 * count, bits) == bits * count
 
 
@@ -238,9 +240,11 @@ def test_integers_are_packed_and_unpacked(bits: int, count: int, seed: int) -> N
 def test_the_largest_are_chosen(length: int, count: int) -> None:
     rows = torch.randn(20, length, generator=torch.Generator().manual_seed(5)) * 1e20
     rows[0, 1:] = 0
-    indices = largest(rows, count)
-    assert all(len(set(row.tolist())) == count for row in indices)
-    assert torch.equal(rows.abs().gather(1, indices), rows.abs().topk(count, dim=1).values)
+    indices = largest(rows.view(-1), length, count)
+    assert (indices.diff(dim=1) > 0).all(), "distinct, in ascending order"
+    assert torch.equal(descending(rows.abs().gather(1, indices)), rows.abs().topk(count, dim=1).values)
+    short = largest(rows.view(-1)[: -(length // 2)], length, count)
+    assert torch.equal(short[:-1], indices[:-1])
 
 
 @pytest.mark.parametrize("values", [2, 8, 32])
@@ -248,7 +252,7 @@ def test_places_and_values_return(values: int) -> None:
     rows = torch.zeros(2, 1000)
     rows[0, torch.tensor([1, 512, 999])] = torch.tensor([4.0, -1.0, 4.0])
     rows[1, torch.tensor([0, 3, 998])] = torch.tensor([-1.0, -4.0, 1.0])
-    indices, sent = decode_sparse(encode_sparse(rows, 0.003, values), 1000, 0.003, values)
+    indices, sent = decode_sparse(encode_sparse(rows.view(-1), 1000, 0.003, values), 2, 1000, 0.003, values)
     out = torch.zeros_like(rows).scatter_(1, indices, sent)
     torch.testing.assert_close(out, rows, rtol=0, atol=4.1 / 127 / 2 if values == 8 else 0)
 

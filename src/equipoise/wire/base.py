@@ -11,7 +11,9 @@ fills in C, as a code for rows of a matrix (`rows.py`) or as a linear map whose 
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -51,6 +53,10 @@ class Draw(NamedTuple):
         words = [self.seed, rank + 1, self.channel, self.number, self.stage]
         state = np.random.SeedSequence(words).generate_state(1, np.uint64)
         return torch.Generator(device).manual_seed(int(state[0]))
+
+    def source(self, device: torch.device) -> Callable[[], torch.Generator]:
+        """This worker's stream, made at the first call: few messages need one."""
+        return functools.cache(functools.partial(self.generator, device))
 
 
 @dataclass

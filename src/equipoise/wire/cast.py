@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from .base import Draw
-from .rows import RowWire
+from .pack import as_bytes, as_numbers
+from .rows import CACHED, Parts, RandomSource, RowWire
 
 
 @dataclass
@@ -28,9 +28,18 @@ class Cast(RowWire):
     def row_bytes(self, length: int) -> int:
         return length * self.dtype.itemsize
 
-    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        largest = torch.finfo(self.dtype).max
-        return rows.clamp(-largest, largest).to(self.dtype).view(torch.uint8)
+    def encode_rows(
+        self, vector: torch.Tensor, length: int, parts: Parts, source: RandomSource, *, subtract: bool
+    ) -> list[torch.Tensor]:
+        most = torch.finfo(self.dtype).max
+        numbers = torch.empty(len(vector), dtype=self.dtype, device=vector.device)
+        for part, out in zip(vector.split(CACHED), numbers.split(CACHED), strict=True):
+            out.copy_(part.clamp(-most, most))
+            if subtract:
+                part.sub_(out.float())
+        return [as_bytes(numbers[first * length : last * length]) for first, last in parts]
 
-    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
-        rows.add_(codes.view(self.dtype), alpha=alpha)
+    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+        for part, bytes in zip(vector.split(CACHED), code.split(CACHED * self.dtype.itemsize), strict=True):
+            # Converted first: torch is slow in adding numbers of two kinds.
+            part.add_(as_numbers(bytes, self.dtype).float(), alpha=alpha)

@@ -40,16 +40,18 @@ class SumChannel:
         self.shapes = tuple(tuple(s.shape) for s in self.flat.slices)
         self.count = 0  # sums so far
         self.reference: torch.Tensor | None = None  # the model to which a sync takes differences, if it has no own
-        self.residual: torch.Tensor | None = None  # e; while a sum is in flight, what it codes
+        self.residual: torch.Tensor | None = None  # e; what a linear wire codes, while its sum is in flight
         self.sum_residuals: dict[int, torch.Tensor] = {}  # of the sums that this rank codes, by start of the part
         self.memories: dict[int, Any] = {}  # of the wire, by start of the part
-        self._flight: tuple[int, int, list[float]] | None = None  # start, stop and weights of the sum in flight
+        # Of the sum in flight: start, stop, weights, and what was sent where a wire has codes.
+        self._flight: tuple[int, int, list[float], list[torch.Tensor] | None] | None = None
         self._stages: Summation | None = None
         self._pending: Pending | None = None
         self._done = 0  # exchanges of it that are over
         self._total: torch.Tensor | None = None  # its result, once it is known
         self._totals: list[float] = []
         self._cost = Deferred()
+        self._memory: torch.Tensor | None = None
 
     @property
     def in_flight(self) -> bool:
@@ -59,7 +61,7 @@ class SumChannel:
     def exchanges(self) -> int:
         """Of the sum in flight."""
         assert self._flight is not None
-        start, stop, _ = self._flight
+        start, stop, *_ = self._flight
         if isinstance(self.wire, LinearWire):
             return 2 * len(self.wire.lengths(stop - start, pieces_of(self.shapes, start, stop)))
         return 1 if self.wire.collective() == "all-gather" else 2
@@ -72,7 +74,7 @@ class SumChannel:
         return self.reference
 
     def sum(self, vector: torch.Tensor, weights: list[float], start: int = 0) -> tuple[torch.Tensor, list[float]]:
-        """The sums over workers of what the wire made of the vectors (float32), and of the weights.
+        """The sums over workers of what the wire made of the vectors (float32), and of the weights; see `end`.
 
         start: where the vector begins in the model, if it is only a part of it.
         """
@@ -92,6 +94,8 @@ class SumChannel:
             coded.add_(vector)
         else:
             coded.mul_(self.feedback).add_(vector)
+        if not is_finite(coded):
+            coded.fill_(torch.nan)  # all workers must notice, whatever the wire leaves out
         self._launch(start, start + len(vector), weights)
 
     @torch.no_grad()
@@ -102,7 +106,7 @@ class SumChannel:
 
     @torch.no_grad()
     def end(self) -> tuple[torch.Tensor, list[float]]:
-        """The sum in flight, and the sums of the weights."""
+        """The sum in flight, which stays valid until the next one ends, and the sums of the weights."""
         assert self._flight is not None, "no sum is in flight"
         while self._total is None:
             self._next()
@@ -145,20 +149,24 @@ class SumChannel:
             self._launch(*state["flight"])
 
     # -- stages --------------------------------------------------------------------------------------------------------
-    def _launch(self, start: int, stop: int, weights: list[float]) -> None:
+    def _launch(self, start: int, stop: int, weights: list[float], codes: list[torch.Tensor] | None = None) -> None:
         assert self.residual is not None
         coded = self.residual[start:stop]
-        if not is_finite(coded):
-            coded.fill_(torch.nan)  # all workers must notice, whatever the wire leaves out
-        self._flight, self._cost, self._done = (start, stop, weights), Deferred(), -1
+        self._flight, self._cost, self._done = (start, stop, weights, codes), Deferred(), -1
         worker = self.context.worker
         draw = Draw(worker.seed, worker.rank, self.number, self.count)
         if isinstance(self.wire, LinearWire):
             self._stages = self._sum_linear(self.wire, coded, pieces_of(self.shapes, start, stop), draw)
         else:
             assert isinstance(self.wire, RowWire)
-            summed = self._gather_codes if self.wire.collective() == "all-gather" else self._scatter_codes
-            self._stages = summed(self.wire, coded, draw)
+            gathers = self.wire.collective() == "all-gather"
+            if codes is None:
+                length, parts = self.wire.divided(stop - start, 1 if gathers else self.context.size)
+                source = draw.source(coded.device)
+                codes = self.wire.encode_rows(coded, length, parts, source, subtract=self.feedback > 0.0)
+                self._flight = (start, stop, weights, codes)
+            summed = self._gather_codes if gathers else self._scatter_codes
+            self._stages = summed(self.wire, codes, stop - start, draw)
         self._next()
 
     def _next(self) -> None:
@@ -177,52 +185,41 @@ class SumChannel:
         with comm.ledger.deferred(self._cost):
             self._pending = comm.exchange(outgoing, incoming)
 
-    def _scatter_codes(self, wire: RowWire, coded: torch.Tensor, draw: Draw) -> Summation:
+    def _scatter_codes(self, wire: RowWire, codes: list[torch.Tensor], elements: int, draw: Draw) -> Summation:
         """Codes of chunks to their ranks, sums in float32, codes of the sums to all workers."""
         rank, others, start = self.context.rank, self._others(), self._start
-        rows = wire.rows_of(coded, self.context.size)
-        codes = wire.encode_rows(rows, draw)
-        bounds = chunks(len(rows), self.context.size)
-        (first, last), width, tail = bounds[rank], codes.shape[1], self._tail(torch.uint8)
-        received = {p: codes.new_empty((last - first) * width + len(tail)) for p in others}
-        yield {p: torch.cat((codes[a:b].reshape(-1), tail)) for p, (a, b) in enumerate(bounds) if p != rank}, received
+        length, parts = wire.divided(elements, self.context.size)
+        tail, result = self._tail(torch.uint8), self._result(elements)
+        sums = [result[first * length : last * length] for first, last in parts]
+        received = {p: codes[rank].new_empty(len(codes[rank]) + len(tail)) for p in others}
+        yield {p: torch.cat((codes[p], tail)) for p in others}, received
         self._add_weights({p: message[-len(tail) :] for p, message in received.items()})
-        own = codes[first:last]
-        total = torch.zeros_like(rows[first:last])
+        total = torch.zeros_like(sums[rank])
         for p in range(self.context.size):
-            code = own if p == rank else received[p][: -len(tail)].view(last - first, width)
-            wire.add_decoded_rows(code, total, 1.0)
+            wire.add_decoded_rows(codes[p] if p == rank else received[p][: -len(tail)], total, length, 1.0)
         if self.feedback and start in self.sum_residuals:
             total.add_(self.sum_residuals[start], alpha=self.feedback)
-        back = wire.encode_rows(total, draw._replace(stage=1)) if last > first else own
-        sums = {p: codes.new_empty((b - a) * width) for p, (a, b) in enumerate(bounds) if p != rank and b > a}
-        yield dict.fromkeys(others, back.view(-1)) if last > first else {}, sums
-        result = torch.zeros_like(rows)
-        sums[rank] = back.view(-1)
-        for p, message in sums.items():
-            a, b = bounds[p]
-            if b > a:
-                wire.add_decoded_rows(message.view(b - a, width), result[a:b], 1.0)
+        own, source = [(0, parts[rank][1] - parts[rank][0])], draw._replace(stage=1).source(total.device)
+        [back] = wire.encode_rows(total, length, own, source, subtract=self.feedback > 0.0)
+        messages = {p: torch.empty_like(codes[p]) for p in others if len(codes[p])}
+        yield dict.fromkeys(others, back) if len(back) else {}, messages
+        for p, message in (messages | {rank: back}).items():
+            wire.add_decoded_rows(message, sums[p].zero_(), length, 1.0)
         if self.feedback:
-            self.sum_residuals[start] = total.sub_(result[first:last])
-            self._subtract(wire, codes, rows, coded)
-        return result.view(-1)[: len(coded)]
+            self.sum_residuals[start] = total
+        return result
 
-    def _gather_codes(self, wire: RowWire, coded: torch.Tensor, draw: Draw) -> Summation:
+    def _gather_codes(self, wire: RowWire, codes: list[torch.Tensor], elements: int, draw: Draw) -> Summation:
         """Codes to all workers, who sum what they decode."""
-        rows, tail = wire.rows_of(coded), self._tail(torch.uint8)
-        codes = wire.encode_rows(rows, draw)
-        message = torch.cat((codes.view(-1), tail))
+        [code], tail, length = codes, self._tail(torch.uint8), wire.length_for(elements)
+        message = torch.cat((code, tail))
         received = {p: torch.empty_like(message) for p in self._others()}
         yield dict.fromkeys(received, message), received
         self._add_weights({p: row[-len(tail) :] for p, row in received.items()})
-        result = torch.zeros_like(rows)
+        result = self._result(elements).zero_()
         for p in range(self.context.size):
-            code = codes if p == self.context.rank else received[p][: -len(tail)].view(codes.shape)
-            wire.add_decoded_rows(code, result, 1.0)
-        if self.feedback:
-            self._subtract(wire, codes, rows, coded)
-        return result.view(-1)[: len(coded)]
+            wire.add_decoded_rows(code if p == self.context.rank else received[p][: -len(tail)], result, length, 1.0)
+        return result
 
     def _sum_linear(self, wire: LinearWire, coded: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw) -> Summation:
         """Each stage's numbers are summed by chunks, in rank order."""
@@ -236,14 +233,12 @@ class SumChannel:
             try:
                 message = steps.send(total)
             except StopIteration as over:
-                own, memory = over.value
+                memory = over.value
                 break
-        result = torch.empty_like(coded)
+        result = self._result(len(coded))
         wire.expand(sums, result, pieces, draw)
         if memory is not None:
             self.memories[start] = memory
-        if self.feedback:
-            coded.sub_(own)
         return result
 
     def _sum_numbers(self, message: torch.Tensor, tail: torch.Tensor) -> Summation:
@@ -267,11 +262,11 @@ class SumChannel:
         )
         return result
 
-    def _subtract(self, wire: RowWire, codes: torch.Tensor, rows: torch.Tensor, coded: torch.Tensor) -> None:
-        """e <- e - m."""
-        wire.add_decoded_rows(codes, rows, -1.0)
-        if rows.data_ptr() != coded.data_ptr():
-            coded.copy_(rows.view(-1)[: len(coded)])
+    def _result(self, elements: int) -> torch.Tensor:
+        """Memory for a sum; it is the same in every round."""
+        if self._memory is None:
+            self._memory = torch.empty(len(self.flat), dtype=torch.float32, device=self.flat.x.device)
+        return self._memory[:elements]
 
     @property
     def _start(self) -> int:

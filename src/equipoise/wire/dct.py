@@ -8,7 +8,9 @@ from typing import ClassVar
 import torch
 
 from ..core.method import Metadata, option
-from .base import FEEDBACK, Draw
+from .base import FEEDBACK
+from .largest import places_in_rows
+from .rows import few_rows, rows_of
 from .sparse import SparseWire, decode_sparse, encode_sparse, sparse_bytes
 
 
@@ -41,21 +43,25 @@ class Dct(SparseWire):
     def row_bytes(self, length: int) -> int:
         return sparse_bytes(self._padded(length), self.keep, self.values)
 
-    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        cosines, missing = self._cosines(rows), self._padded(rows.shape[1]) - rows.shape[1]
-        padded = torch.nn.functional.pad(rows, (0, missing)) if missing else rows
-        coefficients = padded.reshape(-1, len(cosines)) @ cosines.T
-        return encode_sparse(coefficients.view(len(rows), -1), self.keep, self.values)
+    def encode_part(self, vector: torch.Tensor, length: int) -> torch.Tensor:
+        cosines, padded = dct_matrix(min(self.chunk, length), vector.device), self._padded(length)
+        rows = rows_of(vector, length)
+        if padded > length:
+            rows = torch.nn.functional.pad(rows, (0, padded - length))
+        coefficients = rows.view(-1, len(cosines)) @ cosines.T
+        return encode_sparse(coefficients.view(-1), padded, self.keep, self.values)
 
-    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
-        cosines, padded = self._cosines(rows), self._padded(rows.shape[1])
-        indices, values = decode_sparse(codes, padded, self.keep, self.values)
-        coefficients = rows.new_zeros(len(rows), padded).scatter_(1, indices, values)
-        decoded = (coefficients.view(-1, len(cosines)) @ cosines).view(len(rows), padded)
-        rows.add_(decoded[:, : rows.shape[1]], alpha=alpha)
-
-    def _cosines(self, rows: torch.Tensor) -> torch.Tensor:
-        return dct_matrix(min(self.chunk, rows.shape[1]), rows.device)
+    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+        cosines, padded = dct_matrix(min(self.chunk, length), vector.device), self._padded(length)
+        rows = -(-len(vector) // length)
+        indices, values = decode_sparse(code, rows, padded, self.keep, self.values)
+        places, values = places_in_rows(indices, padded), values.mul_(alpha).view(-1)
+        if padded == length:
+            add_inverse(places, values, cosines, vector)
+        else:
+            stretched = torch.zeros(rows, padded, device=vector.device)
+            add_inverse(places, values, cosines, stretched.view(-1))
+            vector.add_(stretched[:, :length].reshape(-1)[: len(vector)])
 
     def _padded(self, length: int) -> int:
         """The length of a row of whole chunks."""
@@ -70,3 +76,19 @@ def dct_matrix(length: int, device: torch.device) -> torch.Tensor:
     cosines = torch.cos(math.pi / length * torch.outer(places, places + 0.5)) * math.sqrt(2 / length)
     cosines[0] /= math.sqrt(2)
     return cosines.to(device, torch.float32)
+
+
+def add_inverse(places: torch.Tensor, values: torch.Tensor, cosines: torch.Tensor, vector: torch.Tensor) -> None:
+    """Add the elements behind a few coefficients, whose places ascend: for each chunk a sum of rows of the matrix."""
+    chunk = len(cosines)
+    few = few_rows(chunk)
+    counts = torch.bincount(places // chunk, minlength=-(-len(vector) // chunk))
+    starts, frequencies = counts.cumsum(0) - counts, places % chunk
+    stops = [*starts[few::few].tolist(), len(places)]  # of a few chunks each
+    start = 0
+    for part, bags, stop in zip(vector.split(few * chunk), starts.split(few), stops, strict=True):
+        elements = torch.nn.functional.embedding_bag(
+            frequencies[start:stop], cosines, bags - start, mode="sum", per_sample_weights=values[start:stop]
+        )
+        part.add_(elements.view(-1)[: len(part)])
+        start = stop

@@ -12,7 +12,7 @@ import torch
 from ..comm.ledger import mean_cost
 from .base import Draw, Piece, Wire
 
-Compression = Generator[torch.Tensor, torch.Tensor, tuple[torch.Tensor, Any]]
+Compression = Generator[torch.Tensor, torch.Tensor, Any]
 
 
 @dataclass
@@ -30,8 +30,8 @@ class LinearWire(Wire):
     def compress(self, vector: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, memory: Any) -> Compression:
         """Yield the message of each stage and receive its sum over workers; the message may be overwritten with it.
 
-        Returns what the sum contains of this worker's vector, and the memory for the next vector: tensors by name,
-        the same on all workers. `memory` is None at first.
+        At the end it takes from the vector what the sum contains of it, and returns the memory for the next vector:
+        tensors by name, the same on all workers. `memory` is None at first. The vector is finite or all NaN.
         """
 
     @abstractmethod
@@ -41,13 +41,13 @@ class LinearWire(Wire):
     def encode(
         self, vector: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, memory: Any
     ) -> tuple[torch.Tensor, Any]:
-        stages, steps = [], self.compress(vector, pieces, draw, memory)
+        stages, steps = [], self.compress(vector.clone(), pieces, draw, memory)
         try:
             stages.append(next(steps))
             while True:
                 stages.append(steps.send(stages[-1].clone()))
         except StopIteration as end:
-            return torch.cat(stages).view(torch.uint8), end.value[1]
+            return torch.cat(stages).view(torch.uint8), end.value
 
     def add_decoded(
         self, message: torch.Tensor, out: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, alpha: float = 1.0

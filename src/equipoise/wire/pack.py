@@ -1,4 +1,4 @@
-"""Small integers in few bits, and numbers as bytes, row by row."""
+"""Small integers in few bits, and numbers as bytes. A code has all rows of one kind of number, then all of the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Rows of integers in [0, 2^bits) as rows of bytes.
+    """Rows of integers in [0, 2^bits) as bytes.
 
     The integers are cut into fields of 8, 4, 2 and 1 bits, as `bits` is a sum of these: 12 = 8 + 4.
     """
@@ -19,20 +19,31 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
     if len(fields) == 1:
         return _pack(integers.to(torch.uint8), bits)
     return torch.cat(
-        [_pack(((integers >> place) & ((1 << width) - 1)).to(torch.uint8), width) for width, place in fields], dim=1
+        [_pack(((integers >> place) & ((1 << width) - 1)).to(torch.uint8), width) for width, place in fields]
     )
 
 
-def unpack(codes: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """The first `count` integers of each row: uint8 up to 8 bits where they are one field, else int64."""
+def unpack(codes: torch.Tensor, bits: int, rows: int, count: int) -> torch.Tensor:
+    """The integers, `count` in each row: uint8 where they are one field, else int64."""
     fields = _fields(bits)
     if len(fields) == 1:
-        return _unpack(codes, bits)[:, :count]
-    integers = torch.zeros(len(codes), count, dtype=torch.int64, device=codes.device)
+        return _unpack(codes, bits, rows, count)
+    integers = torch.zeros(rows, count, dtype=torch.int64, device=codes.device)
     for width, place in fields:
-        field, codes = codes.tensor_split([-(-count * width // 8)], dim=1)
-        integers |= _unpack(field, width)[:, :count].long() << place
+        field, codes = codes.tensor_split([rows * -(-count * width // 8)])
+        integers.add_(_unpack(field, width, rows, count), alpha=1 << place)
     return integers
+
+
+def lanes(flat: torch.Tensor, bits: int) -> tuple[torch.Tensor, ...]:
+    """The numbers that share bytes: lane j, one of 8 / bits parts of equal length, has the bits from j * bits on."""
+    return flat.view(8 // bits, -1).unbind(0)
+
+
+def whole_bytes(rows: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rows whose codes end with a byte, filled up with zeros."""
+    missing = -rows.shape[1] % (8 // bits)
+    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
 
 def _fields(bits: int) -> list[tuple[int, int]]:
@@ -46,33 +57,27 @@ def _fields(bits: int) -> list[tuple[int, int]]:
 
 
 def _pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """A row is cut into 8 / bits parts of the same length; part j fills the bits from j * bits on of every byte."""
-    parts = 8 // bits
-    missing = -integers.shape[1] % parts
-    if missing:
-        integers = torch.nn.functional.pad(integers, (0, missing))
-    lanes = integers.view(len(integers), parts, -1)
-    codes = lanes[:, 0].clone()
-    for part in range(1, parts):
-        codes |= lanes[:, part] << (part * bits)
+    first, *others = lanes(whole_bytes(integers, bits).reshape(-1), bits)
+    codes = first.clone()
+    for number, lane in enumerate(others, 1):
+        codes |= lane << (number * bits)
     return codes
 
 
-def _unpack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def _unpack(codes: torch.Tensor, bits: int, rows: int, count: int) -> torch.Tensor:
+    if bits == 8:
+        return codes.view(rows, count)
     parts = 8 // bits
-    if parts == 1:
-        return codes
-    lanes = codes.new_empty(len(codes), parts, codes.shape[1])
-    for part in range(parts):
-        torch.bitwise_right_shift(codes, part * bits, out=lanes[:, part])
-    return lanes.bitwise_and_((1 << bits) - 1).flatten(1)
+    integers = codes.new_empty(parts * len(codes))
+    for number, lane in enumerate(lanes(integers, bits)):
+        torch.bitwise_right_shift(codes, number * bits, out=lane)
+    return integers.bitwise_and_((1 << bits) - 1).view(rows, -1)[:, :count]
 
 
 def as_bytes(numbers: torch.Tensor) -> torch.Tensor:
-    """Rows of numbers as rows of bytes."""
-    return numbers.contiguous().view(torch.uint8)
+    return numbers.contiguous().view(-1).view(torch.uint8)
 
 
 def as_numbers(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of bytes as rows of numbers. A copy, since bytes may begin at an address where no number may."""
+    """A copy, since bytes may begin at an address where no number may."""
     return codes.clone(memory_format=torch.contiguous_format).view(dtype)

@@ -9,6 +9,7 @@ import torch
 from ..core.method import Metadata, option
 from .base import Draw, Piece
 from .linear import Compression, LinearWire
+from .rows import few_rows
 
 NOISE = 1e-3  # of the initial factors; its square is lost of what they know
 
@@ -53,14 +54,19 @@ class PowerSGD(LinearWire):
         first = torch.cat([part.reshape(-1) for part in (*lefts, *(matrix(vector, piece) for piece in dense))])
         total = yield first
         if not matrices:
-            return vector.clone(), None
-        bases, own = self.bases(total, matrices), torch.empty_like(vector)
+            vector.sub_(vector.clone())
+            return None
+        bases = self.bases(total, matrices)
         rights = [basis @ matrix(vector, piece) for piece, basis in zip(matrices, bases, strict=True)]
-        multiply(own, bases, rights, matrices)
-        for piece in dense:
-            matrix(own, piece).copy_(matrix(vector, piece))
         factors = yield torch.cat([right.view(-1) for right in rights])
-        return own, {"factors": factors.clone()}
+        for piece, basis, right in zip(matrices, bases, rights, strict=True):
+            few = few_rows(piece.columns)
+            for rows, columns in zip(matrix(vector, piece).split(few), basis.split(few, dim=1), strict=True):
+                rows.sub_(columns.T @ right)
+        for piece in dense:
+            part = matrix(vector, piece)
+            part.sub_(part.clone())
+        return {"factors": factors.clone()}
 
     def expand(self, sums: list[torch.Tensor], out: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw) -> None:
         matrices, dense = self.divided(pieces)

@@ -8,45 +8,110 @@ from typing import ClassVar
 import torch
 
 from ..core.method import option
-from .base import Draw
-from .pack import as_bytes, as_numbers, pack, packed_bytes, unpack
-from .rows import RowWire
+from .pack import as_bytes, as_numbers, lanes, packed_bytes, whole_bytes
+from .rows import Parts, RandomSource, RowWire, changing_rows, few_rows, rows_of
 
 SCALE = torch.bfloat16  # the range of float32; an integer of 8 bits times a scale is exact in float32
 ROUND_UP = 1 + 2**-8 + 2**-15  # a number times this, rounded to the dtype above, is not less than the number
+SUBNORMAL = 2**-126 - 2**-149  # the largest of float32
 
 
 def quantised_bytes(length: int, bits: int) -> int:
     return SCALE.itemsize + packed_bytes(length, bits)
 
 
-def quantise(rows: torch.Tensor, bits: int, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Codes of the rows: a scale s, and q in [-h, h - 1] with h = 2^(bits - 1); x is decoded as s q.
+def quantise(
+    vector: torch.Tensor,
+    length: int,
+    bits: int,
+    parts: Parts,
+    generator: torch.Generator | None = None,
+    *,
+    subtract: bool = False,
+) -> list[torch.Tensor]:
+    """The codes of parts of the rows: scales s, and q in [-h, h - 1] with h = 2^(bits - 1); x is decoded as s q.
 
     The scale has the sign with which the largest element goes to -h: so all 2^bits values are used. With a generator
     rounding is stochastic, and no element may lie beyond h - 1; without one it is to nearest, up to h - 1/2.
+    `subtract` leaves x - s q in the vector.
     """
-    half = 1 << (bits - 1)
-    most = half - 1 if generator is not None else half - 0.5
-    high, low = rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_()
+    half, few, width = 1 << (bits - 1), few_rows(length), packed_bytes(length, bits)
+    scale = scales(vector, length, half, half - 1 if generator is not None else half - 0.5)
+    inverse = scale.reciprocal().nan_to_num_(torch.nan, 0.0, 0.0)
+    sent = scale.to(SCALE)
+    codes = []
+    for first, last in parts:
+        size = (last - first) * SCALE.itemsize
+        code = torch.empty(size + (last - first) * width, dtype=torch.uint8, device=vector.device)
+        code[:size] = as_bytes(sent[first:last])
+        for flat, s, over_s, out in zip(
+            vector[first * length : last * length].split(few * length),
+            scale[first:last].split(few),
+            inverse[first:last].split(few),
+            code[size:].view(torch.int8).split(few * width),
+            strict=True,
+        ):
+            with changing_rows(flat, length, subtract) as rows:
+                integers = rows * over_s
+                if generator is None:
+                    integers.round_()
+                else:
+                    integers.add_(torch.rand(rows.shape, generator=generator, device=rows.device)).floor_()
+                _pack(integers.clamp_(-half, half - 1), bits, out)
+                if subtract:
+                    rows.addcmul_(integers, s, value=-1.0)
+        codes.append(code)
+    return codes
+
+
+def scales(vector: torch.Tensor, length: int, half: int, most: float) -> torch.Tensor:
+    """The least scales, one column of numbers of the dtype that is sent, for integers from -half to most."""
+    few = few_rows(length)
+    high = vector.new_empty(-(-len(vector) // length), 1)
+    low = torch.empty_like(high)
+    for flat, highest, lowest in zip(vector.split(few * length), high.split(few), low.split(few), strict=True):
+        rows = rows_of(flat, length)
+        torch.amax(rows, 1, keepdim=True, out=highest)
+        torch.amin(rows, 1, keepdim=True, out=lowest)
+    low.neg_()
     positive, negative = torch.maximum(low / half, high / most), torch.maximum(high / half, low / most)
-    scale = torch.where(positive <= negative, positive, -negative)
-    scale = (scale * ROUND_UP).to(SCALE).float()
-    scale = torch.where(scale.abs() < torch.finfo(torch.float32).tiny, 0.0, scale)  # 1 / s must not overflow
-    integers = rows * torch.where(scale == 0, 0.0, 1 / scale)
-    if generator is None:
-        integers.round_()
-    else:
-        integers.add_(torch.rand(rows.shape, generator=generator, device=rows.device)).floor_()
-    integers.clamp_(-half, half - 1).add_(half)
-    return torch.cat([as_bytes(scale.to(SCALE)), pack(integers.to(torch.uint8), bits)], dim=1)
+    scale = torch.where(positive <= negative, positive, negative.neg()).mul_(ROUND_UP).to(SCALE).float()
+    return torch.nn.functional.hardshrink(scale, SUBNORMAL)  # 1 / s must not overflow
 
 
-def dequantise(codes: torch.Tensor, bits: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales, one column, and the integers, both float32."""
-    scale = as_numbers(codes[:, : SCALE.itemsize], SCALE).float()
-    integers = unpack(codes[:, SCALE.itemsize :], bits, length).float()
-    return scale, integers.sub_(1 << (bits - 1))
+def add_dequantised(code: torch.Tensor, vector: torch.Tensor, length: int, bits: int, alpha: float) -> None:
+    """vector <- vector + alpha s q."""
+    count, few, width = -(-len(vector) // length), few_rows(length), packed_bytes(length, bits)
+    size = count * SCALE.itemsize
+    scale = as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1)
+    packed = code[size:].view(torch.int8)
+    for flat, s, part in zip(
+        vector.split(few * length), scale.split(few), packed.split(few * width), strict=True
+    ):
+        with changing_rows(flat, length) as rows:
+            rows.addcmul_(_unpack(part, bits, *rows.shape), s)
+
+
+def _pack(integers: torch.Tensor, bits: int, out: torch.Tensor) -> None:
+    """Integers in [-h, h - 1] as bytes: h is added in all lanes but the last, which has the sign of an int8.
+
+    Sums of whole numbers of float32 are exact, and torch converts them faster to int8 than to uint8.
+    """
+    *others, code = lanes(whole_bytes(integers, bits).view(-1), bits)
+    for lane in reversed(others):
+        code = torch.add(lane, code, alpha=1 << bits).add_(1 << (bits - 1))
+    out.copy_(code)
+
+
+def _unpack(code: torch.Tensor, bits: int, rows: int, length: int) -> torch.Tensor:
+    if bits == 8:
+        return code.float().view(rows, length)
+    integers = torch.empty(len(code) * (8 // bits), device=code.device)
+    *others, last = lanes(integers, bits)
+    for number, lane in enumerate(others):
+        lane.copy_((code >> (number * bits)).bitwise_and_((1 << bits) - 1).sub_(1 << (bits - 1)))
+    last.copy_(code >> (8 - bits))
+    return integers.view(rows, -1)[:, :length]
 
 
 @dataclass
@@ -68,9 +133,11 @@ class Quantised(RowWire):
     def row_bytes(self, length: int) -> int:
         return quantised_bytes(length, self.bits)
 
-    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        return quantise(rows, self.bits, draw.generator(rows.device) if self.rounding == "stochastic" else None)
+    def encode_rows(
+        self, vector: torch.Tensor, length: int, parts: Parts, source: RandomSource, *, subtract: bool
+    ) -> list[torch.Tensor]:
+        generator = source() if self.rounding == "stochastic" else None
+        return quantise(vector, length, self.bits, parts, generator, subtract=subtract)
 
-    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
-        scale, integers = dequantise(codes, self.bits, rows.shape[1])
-        rows.addcmul_(integers, scale.mul_(alpha))
+    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+        add_dequantised(code, vector, length, self.bits, alpha)

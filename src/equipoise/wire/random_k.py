@@ -42,13 +42,9 @@ class RandomK(LinearWire):
         [k] = self.lengths(len(vector), pieces)
         kept = sample(k, len(vector), draw).to(vector.device)
         values = vector.index_select(0, kept)
-        if k:
-            scale = len(vector) / k if self.feedback == 0 else 1.0
-            least, most = vector.aminmax()
-            values = values.mul_(scale).add_(least * 0 + most * 0)
-        own = torch.zeros_like(vector).scatter_(0, kept, values)
-        yield values
-        return own, None
+        scale = len(vector) / k if k and self.feedback == 0 else 1.0
+        yield values * scale
+        vector.index_add_(0, kept, values, alpha=-scale)
 
     def expand(self, sums: list[torch.Tensor], out: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw) -> None:
         kept = sample(len(sums[0]), len(out), draw).to(out.device)

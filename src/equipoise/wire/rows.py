@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +13,14 @@ import torch
 from ..comm.fused_reduction import chunks
 from .base import Draw, Piece, Wire
 
+CACHED = 1 << 17  # elements: half a megabyte
+Parts = list[tuple[int, int]]  # first row and the one behind the last
+RandomSource = Callable[[], torch.Generator]
+
 
 @dataclass
 class RowWire(Wire):
-    """Final here: everything but the code of a row."""
+    """Final here: everything but the code of rows. The last row of a vector may be shorter: zeros follow it."""
 
     @abstractmethod
     def row_length(self) -> int:
@@ -25,25 +31,30 @@ class RowWire(Wire):
         """Bytes of the code of a row of this length."""
 
     @abstractmethod
-    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        """The codes, uint8 and one per row. Rows are finite or all NaN; the code of NaN is decoded to NaN."""
+    def encode_rows(
+        self, vector: torch.Tensor, length: int, parts: Parts, source: RandomSource, *, subtract: bool
+    ) -> list[torch.Tensor]:
+        """The codes of parts of the rows: uint8, `row_bytes` for each row, in any order.
+
+        The vector is finite or all NaN; the code of NaN is decoded to NaN. `source` is for random choices. `subtract`
+        leaves in the vector what the codes leave out.
+        """
 
     @abstractmethod
-    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
-        """rows <- rows + alpha times the decoded codes, in place."""
+    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+        """vector <- vector + alpha times the decoded rows, in place."""
 
     def encode(
         self, vector: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, memory: Any
     ) -> tuple[torch.Tensor, Any]:
-        return self.encode_rows(self.rows_of(vector), draw).view(-1), None
+        length, parts = self.divided(len(vector), 1)
+        [code] = self.encode_rows(vector, length, parts, draw.source(vector.device), subtract=False)
+        return code, None
 
     def add_decoded(
         self, message: torch.Tensor, out: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, alpha: float = 1.0
     ) -> None:
-        rows = self.rows_of(out)
-        self.add_decoded_rows(message.view(len(rows), -1), rows, alpha)
-        if rows.data_ptr() != out.data_ptr():
-            out.copy_(rows.view(-1)[: len(out)])
+        self.add_decoded_rows(message, out, self.length_for(len(out)), alpha)
 
     def message_bytes(self, elements: int, pieces: tuple[Piece, ...] = ()) -> int:
         length = self.length_for(elements)
@@ -61,8 +72,27 @@ class RowWire(Wire):
         """Elements of a row, where the rows are divided among so many workers."""
         return max(1, min(self.row_length(), -(-elements // parts)))
 
-    def rows_of(self, vector: torch.Tensor, parts: int = 1) -> torch.Tensor:
-        """The vector as a matrix, filled up with zeros; a view where nothing is to be filled."""
-        length = self.length_for(len(vector), parts)
-        missing = -len(vector) % length
-        return (torch.nn.functional.pad(vector, (0, missing)) if missing else vector).view(-1, length)
+    def divided(self, elements: int, workers: int) -> tuple[int, Parts]:
+        """The length of a row, and the rows of each worker."""
+        length = self.length_for(elements, workers)
+        return length, chunks(-(-elements // length), workers)
+
+
+def rows_of(vector: torch.Tensor, length: int) -> torch.Tensor:
+    """The vector as rows, the last one filled up with zeros; a view where nothing is to be filled."""
+    missing = -len(vector) % length
+    return (torch.nn.functional.pad(vector, (0, missing)) if missing else vector).view(-1, length)
+
+
+@contextlib.contextmanager
+def changing_rows(vector: torch.Tensor, length: int, changes: bool = True) -> Iterator[torch.Tensor]:
+    """The same; what changes in the rows changes in the vector."""
+    rows = rows_of(vector, length)
+    yield rows
+    if changes and rows.numel() > len(vector):
+        vector.copy_(rows.view(-1)[: len(vector)])
+
+
+def few_rows(length: int) -> int:
+    """How many rows stay in the processor's cache from one operation to the next."""
+    return max(1, CACHED // length)

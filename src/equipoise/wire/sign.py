@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 
 from ..core.method import Metadata, option
-from .base import Draw
-from .pack import as_bytes, as_numbers, pack, packed_bytes, unpack
-from .rows import RowWire
+from .pack import as_bytes, as_numbers, packed_bytes, whole_bytes
+from .rows import Parts, RandomSource, RowWire, changing_rows, few_rows
 
 SCALE = torch.bfloat16
 
@@ -49,11 +48,33 @@ class Sign(RowWire):
     def row_bytes(self, length: int) -> int:
         return SCALE.itemsize + packed_bytes(length, 1)
 
-    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        scale = rows.abs().mean(1, keepdim=True).to(SCALE)
-        return torch.cat([as_bytes(scale), pack((rows >= 0).view(torch.uint8), 1)], dim=1)
+    def encode_rows(
+        self, vector: torch.Tensor, length: int, parts: Parts, source: RandomSource, *, subtract: bool
+    ) -> list[torch.Tensor]:
+        powers = vector.new_tensor([1, 2, 4, 8, 16, 32, 64, -128])  # the last bit is the sign of an int8
+        codes = []
+        for first, last in parts:
+            scales, signs = [], []
+            for flat in vector[first * length : last * length].split(few_rows(length) * length):
+                with changing_rows(flat, length, subtract) as rows:
+                    magnitudes = rows.abs()
+                    scales.append(magnitudes.mean(1, keepdim=True).to(SCALE))
+                    positive = torch.ge(rows, 0, out=magnitudes)
+                    # A product of whole numbers of float32, which is exact.
+                    signs.append((powers @ whole_bytes(positive, 1).view(8, -1)).to(torch.int8).view(torch.uint8))
+                    if subtract:
+                        rows.addcmul_(positive.mul_(2).sub_(1), scales[-1].float(), value=-1.0)
+            codes.append(torch.cat([*map(as_bytes, scales), *signs]))
+        return codes
 
-    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
-        scale = as_numbers(codes[:, : SCALE.itemsize], SCALE).float()
-        signs = unpack(codes[:, SCALE.itemsize :], 1, rows.shape[1]).float().mul_(2).sub_(1)
-        rows.addcmul_(signs, scale.mul_(alpha))
+    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+        few, width = few_rows(length), packed_bytes(length, 1)
+        size = -(-len(vector) // length) * SCALE.itemsize
+        scale = as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1)
+        bits = (1 << torch.arange(8, device=code.device)).to(torch.uint8).unsqueeze(1)
+        for flat, s, signs in zip(
+            vector.split(few * length), scale.split(few), code[size:].split(few * width), strict=True
+        ):
+            with changing_rows(flat, length) as rows:
+                signed = (signs & bits).clamp_(max=1).view(torch.int8).mul_(2).sub_(1).float()
+                rows.addcmul_(signed.view(len(rows), -1)[:, :length], s)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 
 from ..core.method import option
+from .largest import descending, largest, places_in_rows, values_at
 from .pack import as_bytes, as_numbers, pack, packed_bytes, unpack
-from .quantise import dequantise, quantise, quantised_bytes
-from .rows import RowWire
+from .quantise import add_dequantised, quantise, quantised_bytes
+from .rows import Parts, RandomSource, RowWire, rows_of
 
 LEVEL = torch.bfloat16  # of the magnitudes of 2-bit values
-GROUPS = 8
 
 
 @dataclass
@@ -39,6 +40,21 @@ class SparseWire(RowWire):
     def row_length(self) -> int:
         return self.block
 
+    @abstractmethod
+    def encode_part(self, vector: torch.Tensor, length: int) -> torch.Tensor:
+        """The code of the rows."""
+
+    def encode_rows(
+        self, vector: torch.Tensor, length: int, parts: Parts, source: RandomSource, *, subtract: bool
+    ) -> list[torch.Tensor]:
+        codes = []
+        for first, last in parts:
+            part = vector[first * length : last * length]
+            codes.append(self.encode_part(part, length))
+            if subtract:
+                self.add_decoded_rows(codes[-1], part, length, -1.0)
+        return codes
+
 
 def kept(length: int, keep: float) -> int:
     """How many elements of a row are sent."""
@@ -50,46 +66,35 @@ def sparse_bytes(length: int, keep: float, values: int) -> int:
     return _index_bytes(length, count) + _value_bytes(count, values)
 
 
-def encode_sparse(rows: torch.Tensor, keep: float, values: int) -> torch.Tensor:
-    """The codes of the rows: the places, unless all elements are sent, and the values."""
-    length = rows.shape[1]
+def encode_sparse(vector: torch.Tensor, length: int, keep: float, values: int) -> torch.Tensor:
+    """The code of the rows: the places in ascending order, unless all elements are sent, and the values."""
     count = kept(length, keep)
-    if count == length and values != 2:
-        return _encode_values(rows.clone(), values)  # float32 values are sent as they are, and the rows may change
-    indices = largest(rows, count)
-    coded = _encode_values(rows.gather(1, indices), values)
     if count == length:
-        return _in_order(coded, indices)
-    return torch.cat([pack(indices, _index_bits(length)), coded], dim=1)
+        return torch.cat(_encode_values(rows_of(vector, length), values))
+    indices = largest(vector, length, count)
+    sent = values_at(vector, indices, length)
+    return torch.cat([pack(indices, _index_bits(length)), *_encode_values(sent, values)])
 
 
-def decode_sparse(codes: torch.Tensor, length: int, keep: float, values: int) -> tuple[torch.Tensor, torch.Tensor]:
+def decode_sparse(
+    code: torch.Tensor, rows: int, length: int, keep: float, values: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The places and the values of the elements that were sent."""
     count = kept(length, keep)
-    places, coded = codes.tensor_split([_index_bytes(length, count)], dim=1)
     if count == length:
-        indices = torch.arange(length, device=codes.device).expand(len(codes), length)
-    else:
-        indices = unpack(places, _index_bits(length), count).long()
-    return indices, _decode_values(coded, count, values)
+        indices = torch.arange(length, device=code.device).expand(rows, length)
+        return indices, _decode_values(code, rows, count, values)
+    places, coded = code.tensor_split([rows * _index_bytes(length, count)])
+    return unpack(places, _index_bits(length), rows, count).long(), _decode_values(coded, rows, count, values)
 
 
-def largest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the elements with the largest magnitudes, in descending order.
-
-    The bits of magnitudes are in the order of the magnitudes, NaN above all, and integers are compared faster. A
-    place is among the largest only if its group is among the groups with the largest maxima: first these are found.
-    """
-    magnitudes = rows.view(torch.int32) & 0x7FFFFFFF
-    batch, length = rows.shape
-    if length % GROUPS or 2 * GROUPS * count > length:
-        return magnitudes.topk(count, dim=1).indices
-    groups = length // GROUPS  # elements whose places are equal modulo this number are one group
-    members = magnitudes.view(batch, GROUPS, groups)
-    best = members.amax(1).topk(count, dim=1, sorted=False).indices
-    candidates = members.gather(2, best.unsqueeze(1).expand(batch, GROUPS, count)).flatten(1)
-    chosen = candidates.topk(count, dim=1).indices
-    return best.gather(1, chosen % count).add_(chosen // count, alpha=groups)
+def add_at(vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, length: int) -> None:
+    """vector <- vector + values at these places of its rows; those behind its end, in the last row, do not count."""
+    places = places_in_rows(indices, length)
+    if len(vector) % length:
+        values[-1].masked_fill_(indices[-1] >= len(vector) % length, 0.0)
+        places.clamp_(max=len(vector) - 1)
+    vector.scatter_add_(0, places, values.view(-1))
 
 
 def two_levels(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,31 +130,27 @@ def _value_bytes(count: int, values: int) -> int:
     return quantised_bytes(count, 8) if values == 8 else 4 * count
 
 
-def _encode_values(sent: torch.Tensor, values: int) -> torch.Tensor:
-    """Codes of the values; for 2 bits they are in descending order of magnitude."""
+def _encode_values(sent: torch.Tensor, values: int) -> list[torch.Tensor]:
     if values == 32:
-        return as_bytes(sent)
+        return [as_bytes(sent)]
     if values == 8:
-        return quantise(sent, 8)
-    levels, first = two_levels(sent.abs())
-    smaller = torch.arange(sent.shape[1], device=sent.device) >= first
-    codes = smaller.to(torch.uint8) | ((sent < 0).to(torch.uint8) << 1)
-    return torch.cat([as_bytes(levels.to(LEVEL)), pack(codes, 2)], dim=1)
+        return quantise(sent.view(-1), sent.shape[1], 8, [(0, len(sent))])
+    magnitudes = sent.abs()
+    ordered = descending(magnitudes)
+    levels, first = two_levels(ordered)
+    smaller = magnitudes < ordered.gather(1, first - 1)
+    codes = smaller.view(torch.uint8) | ((sent < 0).view(torch.uint8) << 1)
+    return [as_bytes(levels.to(LEVEL)), pack(codes, 2)]
 
 
-def _in_order(coded: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """2-bit values of a whole row in the order of the places, which are not sent."""
-    start, count = 2 * LEVEL.itemsize, indices.shape[1]
-    codes = unpack(coded[:, start:], 2, count)
-    return torch.cat([coded[:, :start], pack(torch.empty_like(codes).scatter_(1, indices, codes), 2)], dim=1)
-
-
-def _decode_values(coded: torch.Tensor, count: int, values: int) -> torch.Tensor:
+def _decode_values(code: torch.Tensor, rows: int, count: int, values: int) -> torch.Tensor:
     if values == 32:
-        return as_numbers(coded, torch.float32)
+        return as_numbers(code, torch.float32).view(rows, count)
     if values == 8:
-        scale, integers = dequantise(coded, 8, count)
-        return integers.mul_(scale)
-    levels = as_numbers(coded[:, : 2 * LEVEL.itemsize], LEVEL).float()
-    codes = unpack(coded[:, 2 * LEVEL.itemsize :], 2, count).long()
+        numbers = torch.zeros(rows * count, device=code.device)
+        add_dequantised(code, numbers, count, 8, 1.0)
+        return numbers.view(rows, count)
+    size = 2 * LEVEL.itemsize * rows
+    levels = as_numbers(code[:size], LEVEL).float().view(rows, 2)
+    codes = unpack(code[size:], 2, rows, count).long()
     return torch.cat([levels, -levels], dim=1).gather(1, codes)

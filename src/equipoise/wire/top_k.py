@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..core.method import Metadata
-from .base import Draw
-from .sparse import SparseWire, decode_sparse, encode_sparse, sparse_bytes
+from .sparse import SparseWire, add_at, decode_sparse, encode_sparse, sparse_bytes
 
 
 @dataclass
@@ -44,9 +43,10 @@ class TopK(SparseWire):
     def row_bytes(self, length: int) -> int:
         return sparse_bytes(length, self.keep, self.values)
 
-    def encode_rows(self, rows: torch.Tensor, draw: Draw) -> torch.Tensor:
-        return encode_sparse(rows, self.keep, self.values)
+    def encode_part(self, vector: torch.Tensor, length: int) -> torch.Tensor:
+        return encode_sparse(vector, length, self.keep, self.values)
 
-    def add_decoded_rows(self, codes: torch.Tensor, rows: torch.Tensor, alpha: float) -> None:
-        indices, values = decode_sparse(codes, rows.shape[1], self.keep, self.values)
-        rows.scatter_add_(1, indices, values.mul_(alpha))
+    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+        rows = -(-len(vector) // length)
+        indices, values = decode_sparse(code, rows, length, self.keep, self.values)
+        add_at(vector, indices, values.mul_(alpha), length)
