@@ -47,6 +47,7 @@ def check_fit(
         raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
     if workers is not None and workers > 1:
         sync.check_graph(workers)
+        sync.check_world(workers)
         if wire is not None and not wire.plain:
             _check_wire(sync, wire, workers)
 

@@ -86,6 +86,9 @@ class Sync(Method):
         """Which wires besides float32: "all", "dense", "casts" or "none"; and why not more, for an error message."""
         return "none", "it sends its vectors as they are"
 
+    def check_world(self, size: int) -> None:
+        """Refuse options that do not suit so many workers: what `init_state` would refuse, before anything starts."""
+
     def mean_shares(self) -> list[float]:
         """The workers' weights in the mean model; empty for the plain mean."""
         return []

@@ -9,7 +9,7 @@ from ..core.method import Metadata, option
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Needs
-from .exact_diffusion import WIRES, convergent_graph, mix_corrected
+from .exact_diffusion import WIRES, convergent_graph, mix_corrected, why_divergent
 from .gossip import STATIC, Gossip
 from .wide import wide_zeros
 
@@ -57,6 +57,9 @@ class EDM(Gossip):
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         return WIRES
+
+    def check_world(self, size: int) -> None:
+        why_divergent(self.topology.on(size), self, _LEAST, never=self.lazy == "never")
 
     def init_state(self) -> None:
         graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")
