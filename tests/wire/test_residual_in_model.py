@@ -49,13 +49,25 @@ class Bound:
         self.sync.before_step(self.x, None)
         self.x.add_(torch.randn(len(self.x), generator=self.generator))
 
+    def arrive(self) -> None:
+        """A step without progress, in which a delayed message arrives."""
+        self.clock.due = False
+        plan = self.sync.before_step(self.x, None)
+        if plan is not None and plan.message_arrives:
+            self.sync.after_step(self.x)
+        self.clock.due = True
+
     def mean(self) -> torch.Tensor:
         rows = self.comm.gather_objects((self.x * self.sync.context.worker.share).double())
         return torch.stack(rows).sum(0)
 
 
 @pytest.mark.parametrize("wire", KEPT, ids=repr)
-@pytest.mark.parametrize("sync", [S.PeriodicAverage(), S.DiLoCo(lr=1.0, momentum=0.0)], ids=["average", "diloco"])
+@pytest.mark.parametrize(
+    "sync",
+    [S.PeriodicAverage(), S.DiLoCo(lr=1.0, momentum=0.0), S.DiLoCo(lr=1.0, momentum=0.0, delay=1, fragments=2)],
+    ids=["average", "diloco", "delayed"],
+)
 def test_the_mean_moves_as_in_float32(sync: Any, wire: Any) -> None:
     def loop(comm: Comm) -> tuple[torch.Tensor, torch.Tensor]:
         bound = Bound(sync, wire, comm)
@@ -63,6 +75,7 @@ def test_the_mean_moves_as_in_float32(sync: Any, wire: Any) -> None:
             bound.local_step()
             before = bound.mean()
             bound.sync.after_step(bound.x)
+            bound.arrive()
             # Sums of 3 numbers of some tens, in float32.
             assert torch.allclose(bound.mean(), before, atol=3 * 64 * 2.0**-23)
         channel = bound.sync.averaging.channel

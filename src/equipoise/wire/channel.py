@@ -128,7 +128,8 @@ class SumChannel:
 
     def take_residual(self, progress: torch.Tensor) -> torch.Tensor:
         """What the last message left out of this worker's progress: all of it at weight 0. It leaves the channel."""
-        assert self._ended is not None and self.residual is not None, "no sum of this channel has ended"
+        assert self.residual is not None
+        assert self._ended is not None, "no sum of this channel has ended"
         (start, stop, weight), self._ended = self._ended, None
         left = self.residual[start:stop]
         taken = left * (self.feedback / weight) if weight else progress * self.feedback
