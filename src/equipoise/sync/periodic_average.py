@@ -42,6 +42,7 @@ class PeriodicAverage(AveragesParameters):
 
     def after_step(self, x: torch.Tensor) -> None:
         self.averaging.average(x)
+        self.averaging.keep_unsent(x)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return self.average_cost(self.weights, model, rank, size) if due else (0, 0)

@@ -55,6 +55,7 @@ class SlowMo(AveragesParameters):
             self.momentum.mul_(self.beta).add_(self.anchor.sub(x), alpha=1.0 / rate)
             self.anchor.sub_(self.momentum, alpha=self.alpha * rate)
         x.copy_(self.anchor)
+        self.averaging.keep_unsent(x)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return self.average_cost(self.weights, model, rank, size) if due else (0, 0)

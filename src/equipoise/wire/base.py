@@ -5,6 +5,7 @@ the distance to a replica that the receivers hold. What a message left out is se
 
     e <- b e + d;   m = C(e);   e <- e - m          d the difference, m what all workers decode, e the residual
 
+Averages of models can leave e in the worker's own model instead, which then is the difference of the next round.
 `channel.py` does this for sums over all workers, `replicas.py` for gossip, `messages.py` for one sender. A wire only
 fills in C, as a code for rows of a matrix (`rows.py`) or as a linear map whose images are summed (`linear.py`).
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .replicas import ReplicaChannel
 
 FEEDBACK = "part of the residual that is kept for the next message: 1 error feedback, 0 none"
+RESIDUAL = "of averages of models. feedback: sent with the next difference; model: left in the worker's model meanwhile"
+RESIDUALS = ("feedback", "model")
 
 
 class Piece(NamedTuple):
@@ -70,6 +73,7 @@ class Wire(Method):
     memoryless: ClassVar[bool] = False  # rounding of each element by itself: good enough without residual or replica
 
     feedback: float = option(1.0, help=FEEDBACK, least=0, most=1)
+    residual: str = option("feedback", help=RESIDUAL, choices=RESIDUALS)
 
     @abstractmethod
     def collective(self) -> str:
@@ -110,11 +114,15 @@ class Wire(Method):
         if self.initial is None:
             self.initial = x.detach().clone()
 
-    def sums(self, name: str, *, feedback: bool = True) -> SumChannel:
-        """A channel for sums over all workers. `feedback = False` where what is summed is no increment."""
+    def sums(self, name: str, *, feedback: bool = True, models: bool = False) -> SumChannel:
+        """A channel for sums over all workers. `feedback = False` where what is summed is no increment.
+
+        `models`: differences of models are summed, so that residuals may stay in the models.
+        """
         from .channel import SumChannel
 
-        channel = SumChannel(self, len(self.channels), feedback=feedback)
+        in_model = models and feedback and self.residual == "model"
+        channel = SumChannel(self, len(self.channels), feedback=feedback, in_model=in_model)
         self._add(name, channel)
         return channel
 

@@ -2,6 +2,8 @@
 
     e_i <- b e_i + d_i;   m_i = C(e_i);   e_i <- e_i - m_i;   all workers receive sum_i m_i
 
+With residuals in the models (`in_model`) the sync takes e_i after each sum and adds it to the model of worker i.
+
 Where chunks are summed by their ranks and coded again (all-to-all), rank p keeps the residual of its sums too. All
 workers decode the same bytes in the same order, so all receive the same sum, on any kind of workers.
 """
@@ -32,11 +34,12 @@ Summation = Generator[Exchange, None, torch.Tensor]
 class SumChannel:
     """One sum at a time. `feedback = False` codes what it is given, without a residual."""
 
-    def __init__(self, wire: Wire, number: int, *, feedback: bool):
+    def __init__(self, wire: Wire, number: int, *, feedback: bool, in_model: bool = False):
         assert wire.context.flat is not None
         self.wire, self.context, self.number = wire, wire.context, number
         self.flat = wire.context.flat
         self.feedback = wire.feedback if feedback else 0.0
+        self.in_model = in_model and self.feedback > 0.0
         self.shapes = tuple(tuple(s.shape) for s in self.flat.slices)
         self.count = 0  # sums so far
         self.reference: torch.Tensor | None = None  # the model to which a sync takes differences, if it has no own
@@ -50,6 +53,7 @@ class SumChannel:
         self._done = 0  # exchanges of it that are over
         self._total: torch.Tensor | None = None  # its result, once it is known
         self._totals: list[float] = []
+        self._ended: tuple[int, int, float] | None = None  # start, stop and own weight of a sum whose residual is left
         self._cost = Deferred()
         self._memory: torch.Tensor | None = None
 
@@ -111,6 +115,8 @@ class SumChannel:
         while self._total is None:
             self._next()
         total = self._total
+        start, stop, weights = self._flight
+        self._ended = (start, stop, weights[0]) if self.in_model else None
         self._flight = self._stages = self._total = None
         self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
         self.count += 1
@@ -124,6 +130,16 @@ class SumChannel:
             )
         return total, self._totals
 
+    def take_residual(self, progress: torch.Tensor) -> torch.Tensor:
+        """What the last message left out of this worker's progress: all of it at weight 0. It leaves the channel."""
+        assert self.residual is not None
+        assert self._ended is not None, "no sum of this channel has ended"
+        (start, stop, weight), self._ended = self._ended, None
+        left = self.residual[start:stop]
+        taken = left * (self.feedback / weight) if weight else progress * self.feedback
+        left.zero_()
+        return taken
+
     def drop(self) -> None:
         """Discard a sum in flight; all workers must do so together."""
         if self._pending is not None:
@@ -134,7 +150,7 @@ class SumChannel:
         return {
             "count": self.count,
             "reference": self.reference,
-            "residual": self.residual if self.feedback or self.in_flight else None,
+            "residual": self.residual if self.in_flight or (self.feedback and not self.in_model) else None,
             "sum_residuals": self.sum_residuals,
             "memories": self.memories,
             "flight": None if self._flight is None else list(self._flight),
