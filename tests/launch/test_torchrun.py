@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from equipoise.comm.current import current_comm, set_current
+from equipoise.core.errors import NonFinite
 from equipoise.launch.start import spawn
 
 WORKERS = 2
@@ -135,3 +136,26 @@ def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
         assert current_comm() is comm
     finally:
         set_current(None)
+
+
+@pytest.mark.parametrize("elements", [3, 40_000], ids=["gloo", "shared-memory"])
+def test_a_worker_that_stops_tells_the_others_why(elements: int, tmp_path: Path) -> None:
+    """Without a launcher of ours each process ends by itself: all by the same line, which names the worker."""
+    import equipoise as eq
+
+    data = torch.randn(24, elements), torch.randint(0, 2, (24,))
+    data[0][21] = torch.nan  # the last batch but one of worker 1
+
+    def loop(rank: int) -> str:
+        model = torch.nn.Linear(elements, 2)
+        with pytest.raises(NonFinite) as stopped:
+            eq.train(
+                model, torch.nn.functional.cross_entropy, data, batch=4, timeout=30.0, out=tmp_path / "run",
+                checkpoint_every=1, partition=eq.partition.Contiguous(), order=eq.order.Sequential(),
+            )  # fmt: skip
+        return str(stopped.value)
+
+    first, second = under_torchrun(loop)
+    assert first == second
+    assert first.startswith("worker 1, step 3: the loss is nan on examples [20, 21, 22, 23]")
+    assert first.endswith("checkpoints/step-2")

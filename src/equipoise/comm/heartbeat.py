@@ -7,11 +7,16 @@ died; the one with the fewest comm calls hangs in its own code.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from typing import Any, NamedTuple
 
+from ..core import errors
+from ..core.errors import WorkerError
+
+_WORD = "equipoise/word"  # the first worker that ends by an error says why
 INTERVAL = 0.5  # seconds between beats
 
 
@@ -76,6 +81,22 @@ class Heartbeat:
             return rank, step, "hangs outside of communication"
         left = [(rank, b.step) for rank, b in enumerate(second) if b is not None and b.beats < 0]
         return (*left[0], "has ended already") if left else None
+
+    def leave_word(self, error: WorkerError) -> None:
+        """Why this worker is about to end, for those who wait for it."""
+        with contextlib.suppress(Exception):  # the store may be gone
+            self.store.set(_WORD, json.dumps([type(error).__name__, str(error), error.rank, error.step]))
+
+    def last_word(self) -> WorkerError | None:
+        """The error with which a worker has ended, if it has left word."""
+        try:
+            if not self.store.check([_WORD]):
+                return None
+            kind, text, rank, step = json.loads(self.store.get(_WORD))
+            error: WorkerError = getattr(errors, kind)(text, rank, step)
+        except Exception:
+            return None
+        return error
 
     def close(self) -> None:
         self._stop.set()

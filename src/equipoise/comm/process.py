@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ..core.errors import PeerLost, UserError
+from ..core.errors import PeerLost, UserError, WorkerError
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
@@ -127,7 +127,10 @@ class ProcessComm(Comm):
         except RuntimeError as error:
             raise self._diagnosis(call, error) from error
 
-    def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
+    def _diagnosis(self, call: str, error: RuntimeError) -> WorkerError:
+        word = self._heartbeat.last_word() if self._heartbeat is not None else None
+        if word is not None:
+            return word
         missing = self._heartbeat.missing() if self._heartbeat is not None else None
         if missing is None:
             reason = str(error).splitlines()[0]
@@ -198,6 +201,10 @@ class ProcessComm(Comm):
         with self._guard("gather_objects"):
             dist.all_gather_object(values, value)
         return values
+
+    def leave_word(self, error: WorkerError) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.leave_word(error)
 
     def counter(self, name: str, add: int) -> int:
         with self._guard("counter"):

@@ -61,9 +61,10 @@ class attach:
     accumulate: batches of that sampler for one optimizer step, where the loop accumulates gradients.
     share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or
         1 / workers.
-    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity
-        count for nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with
-        "skip" the gradient too.
+    nonfinite: what happens to a NaN or infinity in one worker. "stop" raises an error that names the worker and the
+        step, and the last good checkpoint; "skip" lets the step count for nothing, on all workers alike; "leave-out"
+        leaves the worker out of the round, after which it goes on from the others' model. The loss is checked where
+        the loop sets `together.loss`, the gradient too unless it is "stop".
     log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
         report` reads it.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
@@ -143,6 +144,7 @@ class attach:
             emit=self._emit,
         )
         step = self.step
+        step.guard.folder = self.log
         self.flat, self.clock, self.context = step.flat, step.clock, step.context
         self.sync, self.period = step.sync, step.period
         if self.sampler is not None:
@@ -233,6 +235,7 @@ class attach:
 
         Nothing of the training state changes: parameters and buffers are back when the block ends.
         """
+        self.step.guard.meet()
         with self.comm.uncounted():
             vector = vector_of(self.step, name)
             if vector is None:
@@ -253,6 +256,7 @@ class attach:
 
         The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
         """
+        self.step.guard.meet()
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
         self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
@@ -290,7 +294,7 @@ class attach:
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
         self._open_log(resumed=False)
-        self.step.refuse_nonfinite_parameters()
+        self.step.guard.meet()
         state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         state |= self.state_dict()
         # Those of the average worker, where each takes its own number of steps.
