@@ -30,6 +30,7 @@ VARIANTS = [
     eq.sync.LSGD(groups=2, global_every=2),
     eq.sync.MGRAWA(source="last"),
     eq.sync.PeriodicAverage(state="average", weights="samples"),
+    eq.sync.SGP(eq.topology.Edges(links=[(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)),
 ]
 SYNCS = [pytest.param(registry.get("sync", entry.name)(), {}, id=entry.name) for entry in registry.entries("sync")]
 SYNCS += [pytest.param(sync, {}, id=repr(sync)) for sync in VARIANTS]
@@ -85,6 +86,9 @@ def check_invariants(sync: Any, workers: list[Any]) -> None:
     tolerance = 1e-5 if all(not w.stepper.compressed for w in workers) else 1e-2
     if isinstance(sync, eq.sync.DSGT):
         gap = sum(w.sync.tracker - w.sync.gradient_before for w in workers)
+        assert gap.abs().max() < tolerance
+    if isinstance(sync, eq.sync.DeTAG):
+        gap = sum(w.sync.gossiped[len(w.flat) :] - w.sync.gathered_before for w in workers)
         assert gap.abs().max() < tolerance
     if isinstance(sync, (eq.sync.D2, eq.sync.EDM, eq.sync.KGT)):
         assert sum(w.sync.correction for w in workers).abs().max() < tolerance

@@ -29,7 +29,7 @@ from ..period.base import Period
 from ..sync.base import Sync
 from ..wire.base import Wire
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
-from .overflow import agree_on_overflow
+from .overflow import agree_on_overflow, stepping_scaler
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
@@ -124,6 +124,7 @@ class attach:
         self._losses: list[float] = []  # since the last logged step
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
         self._claimed = False  # is the log folder this run's?
+        self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
@@ -194,6 +195,12 @@ class attach:
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
+        if self._fresh and self.comm.size > 1 and stepping_scaler() not in (None, self.scaler):
+            raise UserError(
+                "a GradScaler takes the steps of this loop, and at an overflow one worker would skip a step that the "
+                "others take: pass scaler=scaler to eq.attach"
+            )
+        self._fresh = False
         self._open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
