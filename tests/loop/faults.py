@@ -29,7 +29,7 @@ PASSING = KINDS[:3]  # those that have changed nothing yet
 def job(sync: Any, nonfinite: str, **more: Any) -> Job:
     period = more.pop("period", 1 if sync.needs().every_step else 2)
     return Job(
-        model=plain,
+        model=more.pop("model", plain),
         loss=cross_entropy,
         train=Source((INPUTS, TARGETS)),
         length=Length(steps=100),
@@ -68,6 +68,8 @@ def spoil(worker: Worker, fault: str) -> None:
         last.grad.view(-1)[0] = float(fault.split()[1])
     elif fault == "parameters":
         worker.flat.x[3] = math.nan
+    elif fault == "buffers":
+        next(b for b in worker.model.buffers() if b.is_floating_point()).fill_(math.inf)
     else:
         sync, optimizer = worker.sync, worker.optimizer
         kept = [getattr(sync, name) for name in sync.STATE if name not in sync.in_flight]

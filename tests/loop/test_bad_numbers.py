@@ -17,10 +17,10 @@ from equipoise.comm.current import current_comm
 from equipoise.config import registry
 from equipoise.core.errors import NonFinite
 from equipoise.core.finite import first_not_finite
-from equipoise.loop.nonfinite import agreement_cost
+from equipoise.loop.nonfinite import Guard, agreement_cost
 
 from .faults import BAD, EVERYBODY, KINDS, PASSING, WORKERS, job, not_finite, run
-from .problem import INPUTS, TARGETS, plain
+from .problem import INPUTS, TARGETS, plain, with_norm
 
 VARIANTS = [
     eq.sync.DPSGD(combine="before"),
@@ -191,6 +191,42 @@ def test_the_mean_of_the_others_is_kept(sync: Any, kind: str) -> None:
     if isinstance(sync, (eq.sync.PeriodicAverage, eq.sync.DiLoCo, eq.sync.RelaySGD)):
         assert (after - others).abs().max() < 1e-6
     assert (alone.mean(0) - others).abs().max() > 1e-4, "its own steps would have made a difference"
+
+
+@pytest.mark.parametrize(
+    "sync", [eq.sync.DPSGD(), eq.sync.ADPSGD(), eq.sync.MATCHA(), eq.sync.D2(), eq.sync.EDM(), eq.sync.KGT()], ids=repr
+)
+def test_a_round_after_a_fault_keeps_the_mean(sync: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody corrects for a worker that has lost its part of the correction."""
+    before: dict[int, list[torch.Tensor]] = {}
+    agree = Guard.before_sending
+
+    def recorded(guard: Guard) -> None:
+        agree(guard)
+        before.setdefault(guard.step.clock.step + 1, []).append(guard.step.flat.x.double().clone())
+
+    monkeypatch.setattr(Guard, "before_sending", recorded)
+    rows = run(job(sync, "leave-out"), 8, {4: "parameters", 7: "state"}, lambda worker, _: worker.flat.x.double())
+    for step, models_before in before.items():
+        after = torch.stack([seen[step - 1] for _, seen, _ in rows])
+        assert (after.mean(0) - torch.stack(models_before).mean(0)).abs().max() < 1e-6, step
+
+
+def test_who_was_left_out_has_no_say_in_that_round() -> None:
+    """It has seen no loss and measured no gradient with the model that it now has."""
+    leader = run(job(eq.sync.LSGD(), "leave-out"), 4, {4: "parameters"}, lambda w, _: (w.sync.losses, w.sync.leader))
+    assert leader[BAD][1][-1][0] == []
+    assert leader[BAD][1][-1][1] != BAD
+    weights = run(job(eq.sync.MGRAWA(), "leave-out"), 4, {4: "parameters"}, lambda w, _: w.sync.own_weights.sum())
+    assert [float(seen[-1]) > 0 for _, seen, _ in weights] == [rank != BAD for rank in range(WORKERS)]
+
+
+def test_statistics_of_batch_norm_are_taken_over_too() -> None:
+    rows = run(
+        job(eq.sync.PeriodicAverage(), "leave-out", model=with_norm), 4, {3: "buffers"}, lambda w, _: not_finite(w)
+    )
+    assert [seen for _, seen, _ in rows][BAD] == [None, None, "0.1.running_mean", None]
+    assert rows[BAD][2] == [("leave-out", 4, {"reason": "the buffers are not finite (1.running_mean)"})]
 
 
 def test_all_reduce_leaves_out_a_gradient_and_drops_a_step_that_was_spoiled() -> None:

@@ -103,10 +103,8 @@ class Guard:
             self.step.context.emit(self.policy, reason=found.words)
         if self.step.sync.tells:
             self.step.clock.sound, self._left = found is None, found
-            if found is not None:
-                self._forget_gradient()
-                if found.kind == "wire":
-                    self.step.wire.forget()  # or the sum that shall tell would be spoiled
+            if found is not None and found.kind == "wire":
+                self.step.wire.forget()  # or the sum that shall tell would be spoiled
         else:
             self._agree(found)
 
@@ -143,12 +141,6 @@ class Guard:
         take_over(self.step, list(bad), one_model=self.one_model, wire=any(f.kind == "wire" for f in bad.values()))
         if self.comm.rank in bad:
             self._left, self.step.clock.sound = None, True
-            self._forget_gradient()
-
-    def _forget_gradient(self) -> None:
-        """It was taken at a model that counts no more."""
-        self.step.clock.batch = 0
-        self.step.flat.g.zero_()
 
     # -- looking -------------------------------------------------------------------------------------------------------
     def _look(self, *, everything: bool) -> Fault | None:
