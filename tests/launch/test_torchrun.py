@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from equipoise.comm.current import current_comm, set_current
-from equipoise.core.errors import NonFinite
+from equipoise.core.errors import NonFinite, UserError
 from equipoise.launch.start import spawn
 
 WORKERS = 2
@@ -26,6 +27,7 @@ def under_torchrun(function: Any) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports much of torch: once here
     pipes, children = [], []
     for rank in range(WORKERS):
         ours, theirs = context.Pipe()
@@ -159,3 +161,31 @@ def test_a_worker_that_stops_tells_the_others_why(elements: int, tmp_path: Path)
     assert first == second
     assert first.startswith("worker 1, step 3: the loss is nan on examples [20, 21, 22, 23]")
     assert first.endswith("checkpoints/step-2")
+
+
+def test_wrappers_that_communicate_on_their_own_are_refused_in_one_line() -> None:
+    """DDP would average every gradient, and the loop would believe that it takes local steps."""
+    import equipoise as eq
+
+    def refusal(model: torch.nn.Module) -> str:
+        with pytest.raises(UserError) as refused:
+            eq.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), period=8)
+        return str(refused.value)
+
+    def loop(rank: int) -> list[str]:
+        dist.init_process_group("gloo")
+        plain = torch.nn.Linear(3, 2)
+        wrapped = torch.nn.parallel.DistributedDataParallel(plain)
+        said = [refusal(wrapped), refusal(torch.nn.Sequential(wrapped)), refusal(plain)]
+        sharded = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        fully_shard(sharded)
+        said.append(refusal(sharded))
+        del wrapped
+        eq.attach(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+        return said
+
+    for said in under_torchrun(loop):
+        assert ["DistributedDataParallel" in line for line in said] == [True, True, True, False]
+        assert "the module '0' of the model" in said[1]
+        assert "FSDP (fully_shard)" in said[3]
+        assert all("\n" not in line and "sync=eq.sync.AllReduce()" in line for line in said)

@@ -36,6 +36,7 @@ from .run_folder import claim_folder
 from .sampler import Sampler
 from .state import load_rng, load_trained, trained_state
 from .step import Step
+from .wrappers import refuse_wrapped
 
 
 class attach:
@@ -109,6 +110,7 @@ class attach:
         for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
             if value < 1:
                 raise UserError(f"{name} = {value}: at least 1 is needed")
+        refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not trainable <= held:
