@@ -189,3 +189,14 @@ def test_wrappers_that_communicate_on_their_own_are_refused_in_one_line() -> Non
         assert "the module '0' of the model" in said[1]
         assert "FSDP (fully_shard)" in said[3]
         assert all("\n" not in line and "sync=eq.sync.AllReduce()" in line for line in said)
+
+
+def test_worlds_of_virtual_workers_in_every_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        UserError, match="torchrun has started 2 processes.* 4 virtual workers .*leave out virtual=True"
+    ):
+        spawn(lambda comm: None, 4, virtual=True)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert spawn(lambda comm: comm.size, 4, virtual=True) == [4] * 4

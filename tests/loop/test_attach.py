@@ -288,3 +288,29 @@ def test_a_scaler_that_attach_does_not_know_is_refused_at_the_first_step() -> No
         with pytest.raises(UserError, match="pass scaler="):
             eq.spawn(lambda comm, batches=overflows: scaled(comm.rank, batches, known=False), 2, virtual=True)
     eq.spawn(lambda comm: scaled(comm.rank, [], known=False), 1)  # alone there is nobody to disagree with
+
+
+# -- choices that would do nothing -------------------------------------------------------------------------------------
+def plain_loop(comm: Any, *, known: bool = True, **choices: Any) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = eq.Sampler(DATA, **choices)
+    with eq.attach(model, optimizer, sampler=sampler if known else None):
+        for x, y in DataLoader(DATA, batch_sampler=sampler):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def test_a_batch_rule_without_its_sampler_is_refused() -> None:
+    with pytest.raises(UserError, match="^NormTest measures gradients.*pass sampler=sampler to eq.attach$"):
+        eq.spawn(lambda comm: plain_loop(comm, known=False, batch=eq.batch.NormTest()), 2, virtual=True)
+    eq.spawn(lambda comm: plain_loop(comm, known=False, batch=8), 2, virtual=True)
+
+
+def test_an_order_that_sees_no_gradients_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        UserError, match=r"^PairBalance learns from gradients and sees none: put `with sampler.watching"
+    ):
+        eq.spawn(lambda comm: plain_loop(comm, order=eq.order.PairBalance(), batch=8), 2, virtual=True)
+    plain_loop(None, known=False, order=eq.order.PairBalance(), batch=8)
+    assert "PairBalance learns from gradients and sees none" in caplog.text

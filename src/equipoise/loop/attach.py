@@ -33,7 +33,7 @@ from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow, stepping_scaler
 from .result import counters
 from .run_folder import claim_folder
-from .sampler import Sampler
+from .sampler import Sampler, refuse_unknown_sampler
 from .state import load_rng, load_trained, trained_state
 from .step import Step
 from .wrappers import refuse_wrapped
@@ -203,6 +203,8 @@ class attach:
                 "a GradScaler takes the steps of this loop, and at an overflow one worker would skip a step that the "
                 "others take: pass scaler=scaler to eq.attach"
             )
+        if self._fresh and self.sampler is None:
+            refuse_unknown_sampler(self.comm)
         self._fresh = False
         self._open_log(resumed=False)
         largest, places = 1, None
