@@ -68,3 +68,14 @@ def test_exported_under_its_class_name(axis: str, name: str) -> None:
     cls = registry.get(axis, name)
     assert getattr(getattr(eq, axis), cls.__name__) is cls
     assert cls.__name__ in dir(getattr(eq, axis))
+
+
+@pytest.mark.parametrize("axis", [*toy.AXES, "signal"])
+def test_a_package_lists_what_a_user_chooses_and_no_module(axis: str) -> None:
+    package = getattr(eq, axis)
+    assert all(isinstance(getattr(package, name), type) for name in dir(package)), dir(package)
+
+
+def test_the_top_lists_its_names_and_nothing_that_they_import() -> None:
+    assert dir(eq) == sorted(eq.__all__)
+    assert all(getattr(eq, name) is not None for name in dir(eq))

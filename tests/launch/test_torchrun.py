@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from equipoise.comm import heartbeat
 from equipoise.comm.current import current_comm, set_current
-from equipoise.core.errors import PeerLost
+from equipoise.core.errors import NonFinite, PeerLost, UserError
 from equipoise.launch.start import spawn
 
 WORKERS = 2
@@ -31,6 +32,7 @@ def under_torchrun(function: Any, workers: int = WORKERS) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports much of torch: once here
     pipes, children = [], []
     for rank in range(workers):
         ours, theirs = context.Pipe()
@@ -207,3 +209,65 @@ def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
         assert current_comm() is comm
     finally:
         set_current(None)
+
+
+@pytest.mark.parametrize("elements", [3, 40_000], ids=["gloo", "shared-memory"])
+def test_a_worker_that_stops_tells_the_others_why(elements: int, tmp_path: Path) -> None:
+    """Without a launcher of ours each process ends by itself: all by the same line, which names the worker."""
+    import equipoise as eq
+
+    data = torch.randn(24, elements), torch.randint(0, 2, (24,))
+    data[0][21] = torch.nan  # the last batch but one of worker 1
+
+    def loop(rank: int) -> str:
+        model = torch.nn.Linear(elements, 2)
+        with pytest.raises(NonFinite) as stopped:
+            eq.train(
+                model, torch.nn.functional.cross_entropy, data, batch=4, timeout=30.0, out=tmp_path / "run",
+                checkpoint_every=1, partition=eq.partition.Contiguous(), order=eq.order.Sequential(),
+            )  # fmt: skip
+        return str(stopped.value)
+
+    first, second = under_torchrun(loop)
+    assert first == second
+    assert first.startswith("worker 1, step 3: the loss is nan on examples [20, 21, 22, 23]")
+    assert first.endswith("checkpoints/step-2")
+
+
+def test_wrappers_that_communicate_on_their_own_are_refused_in_one_line() -> None:
+    """DDP would average every gradient, and the loop would believe that it takes local steps."""
+    import equipoise as eq
+
+    def refusal(model: torch.nn.Module) -> str:
+        with pytest.raises(UserError) as refused:
+            eq.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), period=8)
+        return str(refused.value)
+
+    def loop(rank: int) -> list[str]:
+        dist.init_process_group("gloo")
+        plain = torch.nn.Linear(3, 2)
+        wrapped = torch.nn.parallel.DistributedDataParallel(plain)
+        said = [refusal(wrapped), refusal(torch.nn.Sequential(wrapped)), refusal(plain)]
+        sharded = torch.nn.Sequential(torch.nn.Linear(3, 2))
+        fully_shard(sharded)
+        said.append(refusal(sharded))
+        del wrapped
+        eq.attach(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+        return said
+
+    for said in under_torchrun(loop):
+        assert ["DistributedDataParallel" in line for line in said] == [True, True, True, False]
+        assert "the module '0' of the model" in said[1]
+        assert "FSDP (fully_shard)" in said[3]
+        assert all("\n" not in line and "sync=eq.sync.AllReduce()" in line for line in said)
+
+
+def test_worlds_of_virtual_workers_in_every_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        UserError, match="torchrun has started 2 processes.* 4 virtual workers .*leave out virtual=True"
+    ):
+        spawn(lambda comm: None, 4, virtual=True)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert spawn(lambda comm: comm.size, 4, virtual=True) == [4] * 4

@@ -251,3 +251,66 @@ def test_evaluation_changes_nothing_and_names_its_model() -> None:
             assert metrics["mean"]["loss"] == pytest.approx(loss, rel=1e-6)
 
     eq.spawn(loop, WORKERS, virtual=True)
+
+
+# -- float16: scalers --------------------------------------------------------------------------------------------------
+def scaled(rank: int, overflows: list[int], *, fused: bool = False, known: bool = True, **choices: Any) -> torch.Tensor:
+    """Six batches, some of which overflow on worker 1; the model of this worker."""
+    torch.manual_seed(rank)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with eq.attach(model, optimizer, scaler=scaler if known else None, **choices) as together:
+        for batch in range(6):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(INPUTS[batch::6]), TARGETS[batch::6])
+            blow_up = batch in overflows and rank == 1
+            scaler.scale(loss * (torch.inf if blow_up else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert together.clock.step == 6 - len(overflows)
+        assert scaler.get_scale() == 64.0 / 2 ** len(overflows)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["for-each", "fused"])
+@pytest.mark.parametrize("sync", [eq.sync.DeTAG(), eq.sync.AllReduce()], ids=lambda sync: type(sync).__name__)
+def test_an_overflow_is_a_step_that_nobody_takes(sync: Any, fused: bool) -> None:
+    """A fused optimizer is called all the same and skips by itself, but its hooks must not run."""
+    choices: dict[str, Any] = {"sync": sync, "fused": fused}
+    spared = eq.spawn(lambda comm: scaled(comm.rank, [0, 3], **choices), 2, virtual=True)
+    assert all(model.isfinite().all() for model in spared)
+
+
+def test_a_scaler_that_attach_does_not_know_is_refused_at_the_first_step() -> None:
+    """Also where the first step overflows on one worker, and only the others reach the optimizer."""
+    for overflows in ([], [0]):
+        with pytest.raises(UserError, match="pass scaler="):
+            eq.spawn(lambda comm, batches=overflows: scaled(comm.rank, batches, known=False), 2, virtual=True)
+    eq.spawn(lambda comm: scaled(comm.rank, [], known=False), 1)  # alone there is nobody to disagree with
+
+
+# -- choices that would do nothing -------------------------------------------------------------------------------------
+def plain_loop(comm: Any, *, known: bool = True, **choices: Any) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = eq.Sampler(DATA, **choices)
+    with eq.attach(model, optimizer, sampler=sampler if known else None):
+        for x, y in DataLoader(DATA, batch_sampler=sampler):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def test_a_batch_rule_without_its_sampler_is_refused() -> None:
+    with pytest.raises(UserError, match="^NormTest measures gradients.*pass sampler=sampler to eq.attach$"):
+        eq.spawn(lambda comm: plain_loop(comm, known=False, batch=eq.batch.NormTest()), 2, virtual=True)
+    eq.spawn(lambda comm: plain_loop(comm, known=False, batch=8), 2, virtual=True)
+
+
+def test_an_order_that_sees_no_gradients_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        UserError, match=r"^PairBalance learns from gradients and sees none: put `with sampler.watching"
+    ):
+        eq.spawn(lambda comm: plain_loop(comm, order=eq.order.PairBalance(), batch=8), 2, virtual=True)
+    plain_loop(None, known=False, order=eq.order.PairBalance(), batch=8)
+    assert "PairBalance learns from gradients and sees none" in caplog.text

@@ -15,7 +15,7 @@ from equipoise.wire.base import Draw
 from equipoise.wire.dct import Dct, dct_matrix
 from equipoise.wire.int4 import Int4
 from equipoise.wire.int8 import Int8
-from equipoise.wire.largest import descending, largest, top
+from equipoise.wire.largest import descending, largest
 from equipoise.wire.pack import pack, packed_bytes, unpack
 from equipoise.wire.quantise import Quantised, add_dequantised, quantise, scales
 from equipoise.wire.rows import RowWire

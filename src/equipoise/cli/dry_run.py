@@ -14,6 +14,7 @@ from ..core.vector import Flat, ModelSize
 from ..loop.blocks import with_speeds
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
+from ..loop.nonfinite import agreement_cost
 from ..loop.segment import steps_of
 from ..period.every import Every
 from ..sync.base import Sync
@@ -33,6 +34,8 @@ def cost(job: Job, workers: int) -> list[tuple[str, str]]:
     size = flat.size._replace(wire=None if job.wire.plain else job.wire)
     sync = job.sync if workers > 1 else NoSync()
     without_round, with_round = (total_cost(sync, size, workers, due) for due in (False, True))
+    agreement = agreement_cost(job.nonfinite, sync, workers)
+    with_round = [sent + workers * more for sent, more in zip(with_round, agreement, strict=True)]
     rows = [
         ("parameters", f"{len(flat):,} of {flat.size.itemsize} bytes"),
         ("examples", f"{len(job.train):,} on {workers} workers"),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.errors import WorkerError
 from .fused_reduction import FusedReduction, fused_cost
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
 
@@ -149,6 +150,10 @@ class Comm(ABC):
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """All workers' picklable values, by rank. For set-up and checkpoints: small, and never counted."""
+
+    @abstractmethod
+    def leave_word(self, error: WorkerError) -> None:
+        """This worker is about to raise: those who wait for it in vain shall raise the same."""
 
     @abstractmethod
     def computed(self, examples: float) -> float:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ..core.errors import PeerLost, UserError
+from ..core.errors import PeerLost, UserError, WorkerError
 from .base import Comm, Pending, Stream
 from .diagnosis import FAILED, LOST, find_missing
 from .fused_reduction import FusedReduction, reduce_over_network
@@ -158,11 +158,14 @@ class ProcessComm(Comm):
             if heartbeat is not None:
                 heartbeat.inside -= 1
 
-    def _diagnosis(self, call: str, error: Exception, waited: float) -> PeerLost:
+    def _diagnosis(self, call: str, error: Exception, waited: float) -> WorkerError:
         patience = f" (timeout {self.timeout:g} s)" if waited > 0.9 * self.timeout else ""
         where = f"in {call} at step {self.step}{patience}"
         if self._heartbeat is None:
             return PeerLost(f"worker {self.rank} lost the others {where}: {_first_line(error)}")
+        word = self._heartbeat.last_word()
+        if word is not None:
+            return word
         return peer_lost(self._heartbeat, error, where)
 
     def _sum(self, tensor: torch.Tensor) -> None:
@@ -227,6 +230,10 @@ class ProcessComm(Comm):
         with self._guard("gather_objects"):
             dist.all_gather_object(values, value)
         return values
+
+    def leave_word(self, error: WorkerError) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.leave_word(error)
 
     def counter(self, name: str, add: int) -> int:
         with self._guard("counter"):

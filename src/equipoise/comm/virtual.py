@@ -190,6 +190,9 @@ class VirtualComm(Comm):
         with self.uncounted():
             return self._collective("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)
 
+    def leave_word(self, error: WorkerError) -> None:
+        """The scheduler ends all workers with the first error."""
+
     def counter(self, name: str, add: int) -> int:
         self._worker.step = self.step
         self._world.scheduler.switch(self._worker)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..wire.base import Wire
 
 BUFFERS = ("local", "average", "recompute")
-NONFINITE = ("stop", "skip")
+NONFINITE = ("stop", "skip", "leave-out")
 
 
 def check_fit(
@@ -98,7 +98,7 @@ def check_settings(*, buffers: str, nonfinite: str, seed: int) -> None:
     if buffers not in BUFFERS:
         raise UserError(f"buffers = {buffers!r}: one of {', '.join(BUFFERS)}")
     if nonfinite not in NONFINITE:
-        raise UserError(f"nonfinite = {nonfinite!r}: stop or skip")
+        raise UserError(f"nonfinite = {nonfinite!r}: one of {', '.join(NONFINITE)}")
     if seed < 0:
         raise UserError(f"seed = {seed}: must not be negative")
 

@@ -185,6 +185,8 @@ def exporter(axis: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return getattr(importlib.import_module(module), name)
 
     def dir_() -> list[str]:
-        return sorted({*vars(importlib.import_module(package)), *exports(axis)})
+        # What a user may choose or build on: neither the modules that were imported so far nor what they use.
+        held = vars(importlib.import_module(package)).items()
+        return sorted({*(name for name, value in held if isinstance(value, type)), *exports(axis)})
 
     return getattr_, dir_

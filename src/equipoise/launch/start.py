@@ -10,7 +10,7 @@ from ..comm.base import Comm, barrier
 from ..comm.current import set_current
 from ..core.errors import UserError
 from ..core.stop import Stop
-from ..core.torchrun import under_torchrun
+from ..core.torchrun import under_torchrun, world_size
 from ..simulate.cluster import Cluster
 from .signals import stop_on_signals
 
@@ -39,6 +39,12 @@ def spawn(
         raise UserError(f"the cluster describes {cluster.size} workers and the run has {workers}: make them equal")
     if cluster is not None and not virtual:
         raise UserError("a described cluster is simulated: pass virtual=True (--virtual) with it")
+    if virtual and world_size() > 1:
+        raise UserError(
+            f"torchrun has started {world_size()} processes, and each of them would train {workers} virtual workers of "
+            "its own: leave out virtual=True (--virtual), so that the workers are those of torchrun, or start the "
+            "program with python"
+        )
     stop = stop or Stop()
     if virtual or (workers == 1 and not under_torchrun()):
         return _run_virtual(function, workers, cluster, threads, stop)

@@ -30,12 +30,13 @@ from ..period.base import Period
 from ..sync.base import Sync
 from ..wire.base import Wire
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
-from .overflow import agree_on_overflow
+from .overflow import agree_on_overflow, stepping_scaler
 from .result import counters
 from .run_folder import claim_folder
-from .sampler import Sampler
+from .sampler import Sampler, refuse_unknown_sampler
 from .state import load_rng, load_trained, trained_state
 from .step import Step
+from .wrappers import refuse_wrapped
 
 
 class attach:
@@ -62,9 +63,10 @@ class attach:
     accumulate: batches of that sampler for one optimizer step, where the loop accumulates gradients.
     share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or
         1 / workers.
-    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity
-        count for nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with
-        "skip" the gradient too.
+    nonfinite: what happens to a NaN or infinity in one worker. "stop" raises an error that names the worker and the
+        step, and the last good checkpoint; "skip" lets the step count for nothing, on all workers alike; "leave-out"
+        leaves the worker out of the round, after which it goes on from the others' model. The loss is checked where
+        the loop sets `together.loss`, the gradient too unless it is "stop".
     log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
         report` reads it.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
@@ -108,6 +110,7 @@ class attach:
         for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
             if value < 1:
                 raise UserError(f"{name} = {value}: at least 1 is needed")
+        refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not trainable <= held:
@@ -124,6 +127,7 @@ class attach:
         self._losses: list[float] = []  # since the last logged step
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
         self._claimed = False  # is the log folder this run's?
+        self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
@@ -144,6 +148,7 @@ class attach:
             emit=self._emit,
         )
         step = self.step
+        step.guard.folder = self.log
         self.flat, self.clock, self.context = step.flat, step.clock, step.context
         self.sync, self.period = step.sync, step.period
         if self.sampler is not None:
@@ -196,6 +201,14 @@ class attach:
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
+        if self._fresh and self.comm.size > 1 and stepping_scaler() not in (None, self.scaler):
+            raise UserError(
+                "a GradScaler takes the steps of this loop, and at an overflow one worker would skip a step that the "
+                "others take: pass scaler=scaler to eq.attach"
+            )
+        if self._fresh and self.sampler is None:
+            refuse_unknown_sampler(self.comm)
+        self._fresh = False
         self._open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
@@ -246,6 +259,7 @@ class attach:
 
         Nothing of the training state changes: parameters and buffers are back when the block ends.
         """
+        self.step.guard.meet()
         with self.comm.uncounted():
             vector = vector_of(self.step, name)
             if vector is None:
@@ -272,6 +286,7 @@ class attach:
 
         The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
         """
+        self.step.guard.meet()
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
         self._models = evaluate(self.step, EvaluationTask(source, TrainingLoss(loss, metrics), device), names)
@@ -309,7 +324,7 @@ class attach:
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
         self._open_log(resumed=False)
-        self.step.refuse_nonfinite_parameters()
+        self.step.guard.meet()
         state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
         state |= self.state_dict()
         # Those of the average worker, where each takes its own number of steps.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import nn
 
 from ..batch.base import Batch
+from ..comm.base import Comm
 from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
 from ..core.context import Context, describe
@@ -22,6 +26,8 @@ from ..partition.base import Partition
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
 from .position import Position, Taken
 from .speeds import measure_rates
+
+_last_drawn: WeakKeyDictionary[Comm, weakref.ref[Sampler]] = WeakKeyDictionary()  # whose batches a worker trains on
 
 
 class Drawn(NamedTuple):
@@ -78,6 +84,7 @@ class Sampler:
         self._started = False  # has an optimizer step used a batch of this iteration?
         self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
+        self._watched = 0  # batches of this iteration that were watched
         self._restore_rng: Callable[[], None] | None = None
 
     def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
@@ -143,7 +150,8 @@ class Sampler:
         self._starts, self.finished = [position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
-        self._since_step, self._started = 0, False
+        self._since_step, self._started, self._watched = 0, False, 0
+        _last_drawn[self.comm] = weakref.ref(self)
         while position.steps_left:
             indices, places = position.take()
             self._starts.append(position.taken_now())
@@ -151,6 +159,14 @@ class Sampler:
             self._queue.append(Drawn(len(indices), places, position.largest))
             self._since_step += 1
             yield indices.tolist() or self._again()
+        if self.order.watches and not self._watched:
+            logging.getLogger("equipoise").warning(self._unwatched_words())
+
+    def _unwatched_words(self) -> str:
+        return (
+            f"{type(self.order).__name__} learns from gradients and sees none: put `with sampler.watching(model):` "
+            "around forward and backward"
+        )
 
     def _again(self) -> list[int]:
         """Examples that this worker has had, for a step in which it has none left: its block begins again.
@@ -181,6 +197,8 @@ class Sampler:
         used = [self._queue.popleft() for _ in range(count)]
         self._started, self._since_step = True, 0
         self.finished += count
+        if self.order.watches and self._watched < self.finished:
+            raise UserError(self._unwatched_words())
         places = used[0].places if count == 1 else None
         return sum(drawn.size for drawn in used), max((drawn.largest for drawn in used), default=1), places
 
@@ -200,6 +218,7 @@ class Sampler:
                 "watching() without a batch of this sampler: use it inside the loop over the loader, once per batch"
             )
         places = self._unwatched.popleft()
+        self._watched += 1
         watcher = order.watcher
         watcher.forget()
         if places is not None and not len(places):  # examples that were given again count for nothing
@@ -234,3 +253,14 @@ class Sampler:
         self.epoch = state["epoch"]
         self.position.load_state_dict(state["position"])
         self._starts, self.finished = [], 0
+
+
+def refuse_unknown_sampler(comm: Comm) -> None:
+    """Refuse a batch rule that measures gradients in a loop of which it does not know the steps."""
+    drawn = _last_drawn.get(comm)
+    sampler = drawn() if drawn is not None else None
+    if sampler is not None and sampler.batch_choice.watches:
+        raise UserError(
+            f"{type(sampler.batch_choice).__name__} measures gradients, and without its sampler eq.attach cannot show "
+            "it any, so that sizes would never change: pass sampler=sampler to eq.attach"
+        )

@@ -113,5 +113,5 @@ def load_resharded(worker: Worker, states: list[dict[str, Any]]) -> None:
     if worker.comm.virtual:
         worker.comm.now = now  # type: ignore[misc]
     worker.position.redistribute([s["position"] for s in states])
-    worker.stepper.keep_buffers()
+    worker.stepper.guard.keep_buffers()
     seed_worker(worker.job.seed + 7919 * clock.step, worker.comm.rank)

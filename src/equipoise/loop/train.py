@@ -122,7 +122,8 @@ def train(
     buffers: BatchNorm statistics at evaluation and rounds: "local", "average" or "recompute".
     micro: most examples per forward pass; larger batches are accumulated.
     clip: the norm to which the combined gradient is clipped. sam: radius of sharpness-aware minimisation.
-    nonfinite: "stop" at a NaN or infinity, or "skip" the step on all workers alike.
+    nonfinite: what happens to a NaN or infinity in one worker: "stop", and name the last good checkpoint; "skip" its
+        step; or "leave-out", so that it goes on from the others' model after the round.
     slow: a slow-down factor for each worker, to emulate stragglers on equal machines.
     checkpoint_every: steps between checkpoints (every epoch if left out), of which the last `keep` stay.
 

@@ -85,6 +85,7 @@ class Worker:
         self.observer = Observer(
             comm, self.clock, job.folder, described=job.described, console=console, tensorboard=job.tensorboard
         )
+        step.guard.folder = job.folder
         self.store = Store(comm, job.folder, job.keep, job.resume) if job.folder is not None else None
         if job.resume is not None:
             load_worker(self, job.resume)
@@ -155,17 +156,17 @@ class Worker:
         if not progress.meeting:
             return
         ended = self.control.over()
-        if progress.epoch_passed(job.evaluate_every) and not (ended or stopped):
+        every = job.checkpoint_every
+        due = progress.step_passed(every) if every is not None else progress.epoch_passed(1)
+        judged = progress.epoch_passed(job.evaluate_every) and not (ended or stopped)
+        if judged or due or ended or stopped:
+            self.stepper.guard.meet()
+        if judged:
             models = evaluate(self.stepper, self.task, ("mean", "centre"))
             ended = self.control.judge(models)
             if not ended:  # the end evaluates by itself
                 self.observer.evaluated(models, health(self.stepper))
-        every = job.checkpoint_every
-        due = progress.step_passed(every) if every is not None else progress.epoch_passed(1)
-        if not (due or ended or stopped):
-            return
-        self.stepper.refuse_nonfinite_parameters()
-        if self.store is not None:
+        if self.store is not None and (due or ended or stopped):
             path = self.store.save(state_of(self), progress.steps, self.clock.epoch, job.fingerprint)
             self.observer.emit("checkpoint", path=path.name)
 

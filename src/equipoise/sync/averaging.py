@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -151,6 +152,12 @@ class AveragesParameters(Sync):
 
     def mean_shares(self) -> list[float]:
         return self.averaging.mean_shares()
+
+    def sent_with_model(self) -> dict[str, Any]:
+        optimizer = self.context.optimizer
+        if self.averaging.state != "average" or optimizer is None:
+            return {}
+        return {"moments": list(optimizer.state.values())}
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         if getattr(self, "state", "") == "average":

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -64,3 +64,9 @@ class D2(Gossip):
 
     def after_step(self, x: torch.Tensor) -> None:
         mix_corrected(self.mixing, x, self.correction, self.scratch)
+
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"correction": self.correction}
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.correction.zero_()  # on all workers: corrections sum to zero

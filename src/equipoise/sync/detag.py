@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -61,6 +61,9 @@ class DeTAG(Gossip):
     def check_world(self, size: int) -> None:
         GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__)
 
+    def sends_before_step(self) -> bool:
+        return not self.overlap
+
     def init_state(self) -> None:
         graph = self.agreed_graph()
         self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)
@@ -97,6 +100,15 @@ class DeTAG(Gossip):
         if self.overlap:
             self.mixing.begin(self.gossiped)
 
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"gossiped": self.gossiped} | ({"gathered": self.gathered} if self.overlap else {})
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.mixing.drop()
+        self.first = None  # the next step begins the first phase
+        for vector in (self.gossiped, self.gossiped_before, self.gathered, self.gathered_before):
+            vector.zero_()
+
     def _begin_phase(self, x: torch.Tensor) -> None:
         self.gossiped[: self.elements].copy_(x)
         self.gossiped_before.copy_(self.gossiped)
@@ -111,9 +123,8 @@ class DeTAG(Gossip):
 
     @property
     def _last(self) -> bool:
-        """Is this the last step of a phase?"""
-        assert self.first is not None
-        return (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
+        """Is this the last step of a phase? Also where none has begun."""
+        return self.first is None or (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
 
     @property
     def tracker_gap(self) -> float:

@@ -47,6 +47,8 @@ class DiLoCo(AveragesParameters):
         "message",
     )
 
+    in_flight: ClassVar[tuple[str, ...]] = ("message",)
+
     lr: float = option(0.7, help="outer learning rate", above=0)
     momentum: float = option(0.9, help="outer momentum", least=0, below=1)
     nesterov: bool = option(True, help="Nesterov momentum")

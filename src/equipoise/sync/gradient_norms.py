@@ -37,6 +37,10 @@ class GradientNorms:
         assert context.flat is not None
         self.context, self.flat, self.source = context, context.flat, source
         self.smoothing, self.examples, self.debias = smoothing, examples, debias
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without a measurement."""
         # Two rows: norms (squared norms with `debias`) and noise.
         self.smoothed = torch.zeros(2, len(self.flat.slices), dtype=torch.float64)
         self.count = 0  # measurements in `smoothed`

@@ -175,6 +175,10 @@ class GradientWeighted(Sync):
         self.weight_units = torch.where(totals > 0, totals, self.weight_units)
         return totals
 
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        if replaced:
+            self.norms.forget()  # of another worker: without a measurement of its own it has no weight
+
     def _layers(self) -> list[tuple[int, int]]:
         """Start and stop of each part that has a weight: the complete vector, or a layer."""
         slices = self.flat.slices

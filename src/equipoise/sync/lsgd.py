@@ -109,6 +109,12 @@ class LSGD(Sync):
         if self.channel is None or self.leader != comm.rank:  # what a wire left out is no reason for the leader to move
             x.lerp_(target, self.local_pull if local else self.pull)
 
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        if replaced:
+            self.losses = []  # it has seen none with this model, so it does not lead
+        if self.groups > 1 and self.leader_model is not None:
+            self.group_leader_model = self.leader_model.clone()  # which all workers hold
+
     def _follow(self, x: torch.Tensor, target: torch.Tensor, peers: list[int], local: bool) -> None:
         """Send the leader's model to the workers that follow it; through a wire, its distance to the last one."""
         comm, leads = self.context.comm, self.leader == self.context.rank

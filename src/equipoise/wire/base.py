@@ -154,6 +154,13 @@ class Wire(Method):
         for channel in self.channels.values():
             channel.drop()
 
+    def forget(self, common: torch.Tensor | None = None) -> None:
+        """Forget what messages left out and what receivers hold; with `common` on all workers, who hold this model."""
+        self.finish()
+        self.initial = self.initial if common is None else common.clone()
+        for channel in self.channels.values():
+            channel.forget()
+
     @property
     def channel_states(self) -> dict[str, Any]:
         return {name: channel.state() for name, channel in self.channels.items()}
@@ -162,11 +169,6 @@ class Wire(Method):
     def channel_states(self, states: dict[str, Any]) -> None:
         for name, state in states.items():
             self.channels[name].load(state)
-
-
-def is_finite(vector: torch.Tensor) -> bool:
-    """No NaN, no infinity. The float32 sum decides almost always; of huge numbers it may overflow."""
-    return bool(vector.sum().isfinite()) or bool(vector.sum(dtype=torch.float64).isfinite())
 
 
 def pieces_of(shapes: tuple[tuple[int, ...], ...], start: int = 0, stop: int | None = None) -> tuple[Piece, ...]:

@@ -19,8 +19,9 @@ from ..comm.base import Pending
 from ..comm.fused_reduction import chunks, pack_floats, sum_in_order, sum_rows, unpack_floats
 from ..comm.ledger import Deferred
 from ..core.errors import NonFinite
+from ..core.finite import is_finite
 from ..core.vector import ModelSize
-from .base import Draw, Piece, is_finite, pieces_of
+from .base import Draw, Piece, pieces_of
 from .linear import LinearWire
 from .rows import RowWire
 
@@ -145,6 +146,11 @@ class SumChannel:
         if self._pending is not None:
             self._pending.wait()
         self._pending = self._stages = self._flight = self._total = None
+
+    def forget(self) -> None:
+        """Forget what was left out, and the reference; all workers do so together."""
+        self.reference = self.residual = None
+        self.sum_residuals, self.memories = {}, {}
 
     def state(self) -> dict[str, Any]:
         return {

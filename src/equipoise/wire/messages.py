@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, is_finite, pieces_of
+from ..core.finite import is_finite
+from .base import Draw, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -55,6 +56,10 @@ class MessageChannel:
 
     def drop(self) -> None:
         """Nothing is ever in flight here."""
+
+    def forget(self) -> None:
+        """Forget the wire's memory; all workers do so together."""
+        self.memory = None
 
     def state(self) -> dict[str, Any]:
         return {"count": self.count, "memory": self.memory}

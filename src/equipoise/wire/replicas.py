@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, is_finite, pieces_of
+from ..core.finite import is_finite
+from .base import Draw, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -82,6 +83,10 @@ class ReplicaChannel:
 
     def drop(self) -> None:
         """A round in flight has changed nothing here."""
+
+    def forget(self) -> None:
+        """Begin all replicas anew; all workers do so together."""
+        self.own, self.others, self.memory = None, {}, None
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("gamma", "count", "memory", "own", "others")}
