@@ -33,13 +33,15 @@ class Cast(RowWire):
     ) -> list[torch.Tensor]:
         most = torch.finfo(self.dtype).max
         numbers = torch.empty(len(vector), dtype=self.dtype, device=vector.device)
-        for part, out in zip(vector.split(CACHED), numbers.split(CACHED), strict=True):
+        for part, out in zip(torch.split(vector, CACHED), torch.split(numbers, CACHED), strict=True):
             out.copy_(part.clamp(-most, most))
             if subtract:
                 part.sub_(out.float())
         return [as_bytes(numbers[first * length : last * length]) for first, last in parts]
 
     def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
-        for part, bytes in zip(vector.split(CACHED), code.split(CACHED * self.dtype.itemsize), strict=True):
+        for part, bytes in zip(
+            torch.split(vector, CACHED), torch.split(code, CACHED * self.dtype.itemsize), strict=True
+        ):
             # Converted first: torch is slow in adding numbers of two kinds.
             part.add_(as_numbers(bytes, self.dtype).float(), alpha=alpha)

@@ -116,7 +116,7 @@ class SumChannel:
         while self._total is None:
             self._next()
         total = self._total
-        start, stop, weights = self._flight
+        start, stop, weights, _ = self._flight
         self._ended = (start, stop, weights[0]) if self.in_model else None
         self._flight = self._stages = self._total = None
         self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)

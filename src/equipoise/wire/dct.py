@@ -86,7 +86,7 @@ def add_inverse(places: torch.Tensor, values: torch.Tensor, cosines: torch.Tenso
     starts, frequencies = counts.cumsum(0) - counts, places % chunk
     stops = [*starts[few::few].tolist(), len(places)]  # of a few chunks each
     start = 0
-    for part, bags, stop in zip(vector.split(few * chunk), starts.split(few), stops, strict=True):
+    for part, bags, stop in zip(torch.split(vector, few * chunk), torch.split(starts, few), stops, strict=True):
         elements = torch.nn.functional.embedding_bag(
             frequencies[start:stop], cosines, bags - start, mode="sum", per_sample_weights=values[start:stop]
         )

@@ -21,7 +21,7 @@ def largest(vector: torch.Tensor, length: int, count: int) -> torch.Tensor:
     maxima = torch.cat(
         [
             magnitudes(rows_of(part, length)).view(-1, GROUPS, groups).amax(1)
-            for part in vector.split(max(1, CACHED // length) * length)
+            for part in torch.split(vector, max(1, CACHED // length) * length)
         ]
     )
     members = torch.arange(0, length, groups, device=vector.device).unsqueeze(1)

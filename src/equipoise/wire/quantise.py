@@ -45,10 +45,10 @@ def quantise(
         code = torch.empty(size + (last - first) * width, dtype=torch.uint8, device=vector.device)
         code[:size] = as_bytes(sent[first:last])
         for flat, s, over_s, out in zip(
-            vector[first * length : last * length].split(few * length),
-            scale[first:last].split(few),
-            inverse[first:last].split(few),
-            code[size:].view(torch.int8).split(few * width),
+            torch.split(vector[first * length : last * length], few * length),
+            torch.split(scale[first:last], few),
+            torch.split(inverse[first:last], few),
+            torch.split(code[size:].view(torch.int8), few * width),
             strict=True,
         ):
             with changing_rows(flat, length, subtract) as rows:
@@ -69,7 +69,9 @@ def scales(vector: torch.Tensor, length: int, half: int, most: float) -> torch.T
     few = few_rows(length)
     high = vector.new_empty(-(-len(vector) // length), 1)
     low = torch.empty_like(high)
-    for flat, highest, lowest in zip(vector.split(few * length), high.split(few), low.split(few), strict=True):
+    for flat, highest, lowest in zip(
+        torch.split(vector, few * length), torch.split(high, few), torch.split(low, few), strict=True
+    ):
         rows = rows_of(flat, length)
         torch.amax(rows, 1, keepdim=True, out=highest)
         torch.amin(rows, 1, keepdim=True, out=lowest)
@@ -86,7 +88,7 @@ def add_dequantised(code: torch.Tensor, vector: torch.Tensor, length: int, bits:
     scale = as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1)
     packed = code[size:].view(torch.int8)
     for flat, s, part in zip(
-        vector.split(few * length), scale.split(few), packed.split(few * width), strict=True
+        torch.split(vector, few * length), torch.split(scale, few), torch.split(packed, few * width), strict=True
     ):
         with changing_rows(flat, length) as rows:
             rows.addcmul_(_unpack(part, bits, *rows.shape), s)

@@ -55,7 +55,7 @@ class Sign(RowWire):
         codes = []
         for first, last in parts:
             scales, signs = [], []
-            for flat in vector[first * length : last * length].split(few_rows(length) * length):
+            for flat in torch.split(vector[first * length : last * length], few_rows(length) * length):
                 with changing_rows(flat, length, subtract) as rows:
                     magnitudes = rows.abs()
                     scales.append(magnitudes.mean(1, keepdim=True).to(SCALE))
@@ -73,7 +73,10 @@ class Sign(RowWire):
         scale = as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1)
         bits = (1 << torch.arange(8, device=code.device)).to(torch.uint8).unsqueeze(1)
         for flat, s, signs in zip(
-            vector.split(few * length), scale.split(few), code[size:].split(few * width), strict=True
+            torch.split(vector, few * length),
+            torch.split(scale, few),
+            torch.split(code[size:], few * width),
+            strict=True,
         ):
             with changing_rows(flat, length) as rows:
                 signed = (signs & bits).clamp_(max=1).view(torch.int8).mul_(2).sub_(1).float()
