@@ -61,7 +61,9 @@ class PowerSGD(LinearWire):
         factors = yield torch.cat([right.view(-1) for right in rights])
         for piece, basis, right in zip(matrices, bases, rights, strict=True):
             few = few_rows(piece.columns)
-            for rows, columns in zip(matrix(vector, piece).split(few), basis.split(few, dim=1), strict=True):
+            for rows, columns in zip(
+                torch.split(matrix(vector, piece), few), torch.split(basis, few, dim=1), strict=True
+            ):
                 rows.sub_(columns.T @ right)
         for piece in dense:
             part = matrix(vector, piece)
