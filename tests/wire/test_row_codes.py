@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from equipoise.core.errors import UserError
 from equipoise.wire.base import Draw
+from equipoise.wire.bfloat16 import BFloat16
 from equipoise.wire.dct import Dct, dct_matrix
 from equipoise.wire.int4 import Int4
 from equipoise.wire.int8 import Int8
-from equipoise.wire.largest import descending, largest
+from equipoise.wire.largest import descending, distinct, largest, top
 from equipoise.wire.pack import pack, packed_bytes, unpack
 from equipoise.wire.quantise import Quantised, add_dequantised, quantise, scales
 from equipoise.wire.rows import RowWire
@@ -218,7 +219,7 @@ def test_no_element_is_farther_than_half_a_step(bits: int) -> None:
         scale = scales(signed.view(-1), 4, half, half - 0.5)
         left = signed.flatten()
         [code] = quantise(signed.flatten(), 4, bits, [(0, 500)])
-        add_dequantised(code, left, 4, bits, -1.0)
+        add_dequantised([code], left, 4, bits, -1.0)
         assert (left.view(-1, 4).abs() <= 0.50001 * scale.abs()).all()
 
 
@@ -247,13 +248,45 @@ def test_the_largest_are_chosen(length: int, count: int) -> None:
     assert torch.equal(short[:-1], indices[:-1])
 
 
+def test_of_equal_elements_the_first_count() -> None:
+    """So the choice does not depend on the device, nor on whether any elements are equal."""
+    rows = torch.tensor([[3, 1, 1, 2, 1], [0, 0, 0, 0, 0], [5, 4, 3, 2, 1]], dtype=torch.int32)
+    assert top(rows, 3).tolist() == [[0, 1, 3], [0, 1, 2], [0, 1, 2]]
+    generator = torch.Generator().manual_seed(5)
+    for most in (3, 100, 2**31 - 1):
+        integers = torch.randint(most, (40, 256), generator=generator, dtype=torch.int32)
+        expected = integers.sort(dim=1, descending=True, stable=True).indices[:, :20].sort(dim=1).values
+        assert torch.equal(top(integers, 20), expected)
+        assert torch.equal(distinct(integers).topk(20, dim=1, sorted=False).indices.sort(dim=1).values, expected)
+
+
+@pytest.mark.parametrize("wire", [BFloat16(), *WIRES], ids=repr)
+@pytest.mark.parametrize("length", [1000, 5000])
+def test_a_few_rows_at_a_time_are_coded_as_all_are(wire: RowWire, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same is decoded, whatever the processor's cache holds; codes of parts are decoded like one of all rows."""
+    vector = torch.randn(length, generator=torch.Generator().manual_seed(4))
+    expected = decoded(wire, vector)
+    row, parts = wire.divided(length, 3)
+    left, out = vector.clone(), torch.zeros(length)
+    for (first, last), code in zip(
+        parts, wire.encode_rows(left, row, parts, DRAW.source(vector.device), subtract=True), strict=True
+    ):
+        wire.add_decoded_rows([code, code], out[first * row : last * row], row, 0.5)
+    torch.testing.assert_close(left, vector - out, rtol=0, atol=1e-6)
+    if row == wire.length_for(length):
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+    monkeypatch.setattr("equipoise.wire.rows.CACHED", 300)
+    monkeypatch.setattr("equipoise.wire.cast.CACHED", 300)
+    torch.testing.assert_close(decoded(wire, vector), expected, rtol=0, atol=0 if not isinstance(wire, Dct) else 1e-6)
+
+
 @pytest.mark.parametrize("values", [2, 8, 32])
 def test_places_and_values_return(values: int) -> None:
     rows = torch.zeros(2, 1000)
     rows[0, torch.tensor([1, 512, 999])] = torch.tensor([4.0, -1.0, 4.0])
     rows[1, torch.tensor([0, 3, 998])] = torch.tensor([-1.0, -4.0, 1.0])
-    indices, sent = decode_sparse(encode_sparse(rows.view(-1), 1000, 0.003, values), 2, 1000, 0.003, values)
-    out = torch.zeros_like(rows).scatter_(1, indices, sent)
+    indices, sent = decode_sparse([encode_sparse(rows.view(-1), 1000, 0.003, values)], 2, 1000, 0.003, values)
+    out = torch.zeros_like(rows).scatter_(1, indices[0], sent[0])
     torch.testing.assert_close(out, rows, rtol=0, atol=4.1 / 127 / 2 if values == 8 else 0)
 
 

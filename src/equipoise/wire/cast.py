@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,9 +40,9 @@ class Cast(RowWire):
                 part.sub_(out.float())
         return [as_bytes(numbers[first * length : last * length]) for first, last in parts]
 
-    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
-        for part, bytes in zip(
-            torch.split(vector, CACHED), torch.split(code, CACHED * self.dtype.itemsize), strict=True
-        ):
-            # Converted first: torch is slow in adding numbers of two kinds.
-            part.add_(as_numbers(bytes, self.dtype).float(), alpha=alpha)
+    def add_decoded_rows(self, codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, alpha: float) -> None:
+        parts = zip(*(torch.split(code, CACHED * self.dtype.itemsize) for code in codes), strict=True)
+        for part, coded in zip(torch.split(vector, CACHED), parts, strict=True):
+            for bytes in coded:
+                # Converted first: torch is slow in adding numbers of two kinds.
+                part.add_(as_numbers(bytes, self.dtype).float(), alpha=alpha)

@@ -23,7 +23,7 @@ from ..core.finite import is_finite
 from ..core.vector import ModelSize
 from .base import Draw, Piece, pieces_of
 from .linear import LinearWire
-from .rows import RowWire
+from .rows import CACHED, RowWire
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -93,13 +93,16 @@ class SumChannel:
         if self.residual is None:
             self.residual = torch.zeros(len(self.flat), dtype=torch.float32, device=vector.device)
         coded = self.residual[start : start + len(vector)]
-        if self.feedback == 0.0:
-            coded.copy_(vector)
-        elif self.feedback == 1.0:
-            coded.add_(vector)
-        else:
-            coded.mul_(self.feedback).add_(vector)
-        if not is_finite(coded):
+        finite = True
+        for part, given in zip(torch.split(coded, CACHED), torch.split(vector, CACHED), strict=True):
+            if self.feedback == 0.0:
+                part.copy_(given)
+            elif self.feedback == 1.0:
+                part.add_(given)
+            else:
+                part.mul_(self.feedback).add_(given)
+            finite = finite and is_finite(part)
+        if not finite:
             coded.fill_(torch.nan)  # all workers must notice, whatever the wire leaves out
         self._launch(start, start + len(vector), weights)
 
@@ -217,16 +220,16 @@ class SumChannel:
         yield {p: torch.cat((codes[p], tail)) for p in others}, received
         self._add_weights({p: message[-len(tail) :] for p, message in received.items()})
         total = torch.zeros_like(sums[rank])
-        for p in range(self.context.size):
-            wire.add_decoded_rows(codes[p] if p == rank else received[p][: -len(tail)], total, length, 1.0)
+        own = [codes[p] if p == rank else received[p][: -len(tail)] for p in range(self.context.size)]
+        wire.add_decoded_rows(own, total, length, 1.0)
         if self.feedback and start in self.sum_residuals:
             total.add_(self.sum_residuals[start], alpha=self.feedback)
-        own, source = [(0, parts[rank][1] - parts[rank][0])], draw._replace(stage=1).source(total.device)
-        [back] = wire.encode_rows(total, length, own, source, subtract=self.feedback > 0.0)
+        rows, source = [(0, parts[rank][1] - parts[rank][0])], draw._replace(stage=1).source(total.device)
+        [back] = wire.encode_rows(total, length, rows, source, subtract=self.feedback > 0.0)
         messages = {p: torch.empty_like(codes[p]) for p in others if len(codes[p])}
         yield dict.fromkeys(others, back) if len(back) else {}, messages
         for p, message in (messages | {rank: back}).items():
-            wire.add_decoded_rows(message, sums[p].zero_(), length, 1.0)
+            wire.add_decoded_rows([message], sums[p].zero_(), length, 1.0)
         if self.feedback:
             self.sum_residuals[start] = total
         return result
@@ -239,8 +242,8 @@ class SumChannel:
         yield dict.fromkeys(received, message), received
         self._add_weights({p: row[-len(tail) :] for p, row in received.items()})
         result = self._result(elements).zero_()
-        for p in range(self.context.size):
-            wire.add_decoded_rows(code if p == self.context.rank else received[p][: -len(tail)], result, length, 1.0)
+        all_codes = [code if p == self.context.rank else received[p][: -len(tail)] for p in range(self.context.size)]
+        wire.add_decoded_rows(all_codes, result, length, 1.0)
         return result
 
     def _sum_linear(self, wire: LinearWire, coded: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw) -> Summation:

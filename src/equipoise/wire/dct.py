@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,17 +52,17 @@ class Dct(SparseWire):
         coefficients = rows.view(-1, len(cosines)) @ cosines.T
         return encode_sparse(coefficients.view(-1), padded, self.keep, self.values)
 
-    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+    def add_decoded_rows(self, codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, alpha: float) -> None:
         cosines, padded = dct_matrix(min(self.chunk, length), vector.device), self._padded(length)
         rows = -(-len(vector) // length)
-        indices, values = decode_sparse(code, rows, padded, self.keep, self.values)
-        places, values = places_in_rows(indices, padded), values.mul_(alpha).view(-1)
-        if padded == length:
-            add_inverse(places, values, cosines, vector)
-        else:
-            stretched = torch.zeros(rows, padded, device=vector.device)
-            add_inverse(places, values, cosines, stretched.view(-1))
-            vector.add_(stretched[:, :length].reshape(-1)[: len(vector)])
+        indices, values = decode_sparse(codes, rows, padded, self.keep, self.values)
+        for places, value in zip(places_in_rows(indices, padded), values.mul_(alpha).flatten(1), strict=True):
+            if padded == length:
+                add_inverse(places, value, cosines, vector)
+            else:
+                stretched = torch.zeros(rows, padded, device=vector.device)
+                add_inverse(places, value, cosines, stretched.view(-1))
+                vector.add_(stretched[:, :length].reshape(-1)[: len(vector)])
 
     def _padded(self, length: int) -> int:
         """The length of a row of whole chunks."""

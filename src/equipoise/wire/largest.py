@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .rows import CACHED, rows_of
+from .rows import few_rows, rows_of
 
 GROUPS = 8
 
@@ -21,7 +21,7 @@ def largest(vector: torch.Tensor, length: int, count: int) -> torch.Tensor:
     maxima = torch.cat(
         [
             magnitudes(rows_of(part, length)).view(-1, GROUPS, groups).amax(1)
-            for part in torch.split(vector, max(1, CACHED // length) * length)
+            for part in torch.split(vector, few_rows(length) * length)
         ]
     )
     members = torch.arange(0, length, groups, device=vector.device).unsqueeze(1)
@@ -30,9 +30,9 @@ def largest(vector: torch.Tensor, length: int, count: int) -> torch.Tensor:
 
 
 def places_in_rows(indices: torch.Tensor, length: int) -> torch.Tensor:
-    """Places in the vector whose rows have this length."""
-    starts = torch.arange(0, len(indices) * length, length, device=indices.device)
-    return (indices + starts.unsqueeze(1)).view(-1)
+    """Places in the vector whose rows have this length; of several codes, one row for each."""
+    starts = torch.arange(0, indices.shape[-2] * length, length, device=indices.device)
+    return (indices + starts.unsqueeze(1)).flatten(-2)
 
 
 def values_at(vector: torch.Tensor, indices: torch.Tensor, length: int) -> torch.Tensor:
@@ -56,9 +56,9 @@ def top(integers: torch.Tensor, count: int) -> torch.Tensor:
         numbers = integers.numpy()
         chosen = _top_on_cpu(numbers, count)
         if len(chosen) > len(numbers) * count:  # some are equal
-            chosen = _top_on_cpu(_distinct(integers).numpy(), count)
+            chosen = _top_on_cpu(distinct(integers).numpy(), count)
         return torch.from_numpy(chosen).view(-1, count).remainder_(integers.shape[1])
-    return _distinct(integers).topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+    return distinct(integers).topk(count, dim=1, sorted=False).indices.sort(dim=1).values
 
 
 def descending(rows: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def descending(rows: torch.Tensor) -> torch.Tensor:
     return rows.sort(dim=1, descending=True).values
 
 
-def _distinct(integers: torch.Tensor) -> torch.Tensor:
+def distinct(integers: torch.Tensor) -> torch.Tensor:
     """Different integers in the same order; of equal ones the first becomes the largest."""
     length = integers.shape[1]
     return integers.long() * length + torch.arange(length - 1, -1, -1, device=integers.device)

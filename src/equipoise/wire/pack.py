@@ -24,13 +24,13 @@ def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(codes: torch.Tensor, bits: int, rows: int, count: int) -> torch.Tensor:
-    """The integers, `count` in each row: uint8 where they are one field, else int64."""
+    """The integers of one code or of several, `count` in each row: uint8 where they are one field, else int64."""
     fields = _fields(bits)
     if len(fields) == 1:
         return _unpack(codes, bits, rows, count)
-    integers = torch.zeros(rows, count, dtype=torch.int64, device=codes.device)
+    integers = torch.zeros(*codes.shape[:-1], rows, count, dtype=torch.int64, device=codes.device)
     for width, place in fields:
-        field, codes = codes.tensor_split([rows * -(-count * width // 8)])
+        field, codes = codes.tensor_split([rows * -(-count * width // 8)], dim=-1)
         integers.add_(_unpack(field, width, rows, count), alpha=1 << place)
     return integers
 
@@ -65,13 +65,10 @@ def _pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpack(codes: torch.Tensor, bits: int, rows: int, count: int) -> torch.Tensor:
-    if bits == 8:
-        return codes.view(rows, count)
-    parts = 8 // bits
-    integers = codes.new_empty(parts * len(codes))
-    for number, lane in enumerate(lanes(integers, bits)):
-        torch.bitwise_right_shift(codes, number * bits, out=lane)
-    return integers.bitwise_and_((1 << bits) - 1).view(rows, -1)[:, :count]
+    if bits < 8:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device).unsqueeze(1)
+        codes = (codes.unsqueeze(-2) >> shifts).bitwise_and_((1 << bits) - 1)
+    return codes.reshape(*codes.shape[: codes.dim() - 1 - (bits < 8)], rows, -1)[..., :count]
 
 
 def as_bytes(numbers: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import torch
 
 from ..core.method import option
 from .pack import as_bytes, as_numbers, lanes, packed_bytes, whole_bytes
-from .rows import Parts, RandomSource, RowWire, changing_rows, few_rows, rows_of
+from .rows import Parts, RandomSource, RowWire, few_rows, put_back, rows_of
 
 SCALE = torch.bfloat16  # the range of float32; an integer of 8 bits times a scale is exact in float32
 ROUND_UP = 1 + 2**-8 + 2**-15  # a number times this, rounded to the dtype above, is not less than the number
@@ -51,15 +52,15 @@ def quantise(
             torch.split(code[size:].view(torch.int8), few * width),
             strict=True,
         ):
-            with changing_rows(flat, length, subtract) as rows:
-                integers = rows * over_s
-                if generator is None:
-                    integers.round_()
-                else:
-                    integers.add_(torch.rand(rows.shape, generator=generator, device=rows.device)).floor_()
-                _pack(integers.clamp_(-half, half - 1), bits, out)
-                if subtract:
-                    rows.addcmul_(integers, s, value=-1.0)
+            rows = rows_of(flat, length)
+            integers = rows * over_s
+            if generator is None:
+                integers.round_()
+            else:
+                integers.add_(torch.rand(rows.shape, generator=generator, device=rows.device)).floor_()
+            _pack(integers.clamp_(-half, half - 1), bits, out)
+            if subtract:
+                put_back(rows.addcmul_(integers, s, value=-1.0), flat)
         codes.append(code)
     return codes
 
@@ -81,17 +82,17 @@ def scales(vector: torch.Tensor, length: int, half: int, most: float) -> torch.T
     return torch.nn.functional.hardshrink(scale, SUBNORMAL)  # 1 / s must not overflow
 
 
-def add_dequantised(code: torch.Tensor, vector: torch.Tensor, length: int, bits: int, alpha: float) -> None:
-    """vector <- vector + alpha s q."""
-    count, few, width = -(-len(vector) // length), few_rows(length), packed_bytes(length, bits)
-    size = count * SCALE.itemsize
-    scale = as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1)
-    packed = code[size:].view(torch.int8)
-    for flat, s, part in zip(
-        torch.split(vector, few * length), torch.split(scale, few), torch.split(packed, few * width), strict=True
-    ):
-        with changing_rows(flat, length) as rows:
-            rows.addcmul_(_unpack(part, bits, *rows.shape), s)
+def add_dequantised(codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, bits: int, alpha: float) -> None:
+    """vector <- vector + alpha s q, for one code after the other."""
+    few, width = few_rows(length), packed_bytes(length, bits)
+    size = -(-len(vector) // length) * SCALE.itemsize
+    scales = [torch.split(as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1), few) for code in codes]
+    packed = [torch.split(code[size:].view(torch.int8), few * width) for code in codes]
+    for number, flat in enumerate(torch.split(vector, few * length)):
+        rows = rows_of(flat, length)
+        for s, q in zip(scales, packed, strict=True):
+            rows.addcmul_(_unpack(q[number], bits, *rows.shape), s[number])
+        put_back(rows, flat)
 
 
 def _pack(integers: torch.Tensor, bits: int, out: torch.Tensor) -> None:
@@ -111,7 +112,8 @@ def _unpack(code: torch.Tensor, bits: int, rows: int, length: int) -> torch.Tens
     integers = torch.empty(len(code) * (8 // bits), device=code.device)
     *others, last = lanes(integers, bits)
     for number, lane in enumerate(others):
-        lane.copy_((code >> (number * bits)).bitwise_and_((1 << bits) - 1).sub_(1 << (bits - 1)))
+        field = (code >> (number * bits) if number else code) & ((1 << bits) - 1)
+        lane.copy_(field.sub_(1 << (bits - 1)))
     last.copy_(code >> (8 - bits))
     return integers.view(rows, -1)[:, :length]
 
@@ -141,5 +143,5 @@ class Quantised(RowWire):
         generator = source() if self.rounding == "stochastic" else None
         return quantise(vector, length, self.bits, parts, generator, subtract=subtract)
 
-    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
-        add_dequantised(code, vector, length, self.bits, alpha)
+    def add_decoded_rows(self, codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, alpha: float) -> None:
+        add_dequantised(codes, vector, length, self.bits, alpha)

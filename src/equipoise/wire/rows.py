@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +40,8 @@ class RowWire(Wire):
         """
 
     @abstractmethod
-    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
-        """vector <- vector + alpha times the decoded rows, in place."""
+    def add_decoded_rows(self, codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, alpha: float) -> None:
+        """vector <- vector + alpha times the rows of each code, one after the other, in place."""
 
     def encode(
         self, vector: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, memory: Any
@@ -54,7 +53,7 @@ class RowWire(Wire):
     def add_decoded(
         self, message: torch.Tensor, out: torch.Tensor, pieces: tuple[Piece, ...], draw: Draw, alpha: float = 1.0
     ) -> None:
-        self.add_decoded_rows(message, out, self.length_for(len(out)), alpha)
+        self.add_decoded_rows([message], out, self.length_for(len(out)), alpha)
 
     def message_bytes(self, elements: int, pieces: tuple[Piece, ...] = ()) -> int:
         length = self.length_for(elements)
@@ -84,12 +83,9 @@ def rows_of(vector: torch.Tensor, length: int) -> torch.Tensor:
     return (torch.nn.functional.pad(vector, (0, missing)) if missing else vector).view(-1, length)
 
 
-@contextlib.contextmanager
-def changing_rows(vector: torch.Tensor, length: int, changes: bool = True) -> Iterator[torch.Tensor]:
-    """The same; what changes in the rows changes in the vector."""
-    rows = rows_of(vector, length)
-    yield rows
-    if changes and rows.numel() > len(vector):
+def put_back(rows: torch.Tensor, vector: torch.Tensor) -> None:
+    """Rows of the vector have changed."""
+    if rows.numel() > len(vector):
         vector.copy_(rows.view(-1)[: len(vector)])
 
 

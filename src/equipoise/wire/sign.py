@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,7 +8,7 @@ import torch
 
 from ..core.method import Metadata, option
 from .pack import as_bytes, as_numbers, packed_bytes, whole_bytes
-from .rows import Parts, RandomSource, RowWire, changing_rows, few_rows
+from .rows import Parts, RandomSource, RowWire, few_rows, put_back, rows_of
 
 SCALE = torch.bfloat16
 
@@ -56,28 +57,26 @@ class Sign(RowWire):
         for first, last in parts:
             scales, signs = [], []
             for flat in torch.split(vector[first * length : last * length], few_rows(length) * length):
-                with changing_rows(flat, length, subtract) as rows:
-                    magnitudes = rows.abs()
-                    scales.append(magnitudes.mean(1, keepdim=True).to(SCALE))
-                    positive = torch.ge(rows, 0, out=magnitudes)
-                    # A product of whole numbers of float32, which is exact.
-                    signs.append((powers @ whole_bytes(positive, 1).view(8, -1)).to(torch.int8).view(torch.uint8))
-                    if subtract:
-                        rows.addcmul_(positive.mul_(2).sub_(1), scales[-1].float(), value=-1.0)
+                rows = rows_of(flat, length)
+                magnitudes = rows.abs()
+                scales.append(magnitudes.mean(1, keepdim=True).to(SCALE))
+                positive = torch.ge(rows, 0, out=magnitudes)
+                # A product of whole numbers of float32, which is exact.
+                signs.append((powers @ whole_bytes(positive, 1).view(8, -1)).to(torch.int8).view(torch.uint8))
+                if subtract:
+                    put_back(rows.addcmul_(positive.mul_(2).sub_(1), scales[-1].float(), value=-1.0), flat)
             codes.append(torch.cat([*map(as_bytes, scales), *signs]))
         return codes
 
-    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
+    def add_decoded_rows(self, codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, alpha: float) -> None:
         few, width = few_rows(length), packed_bytes(length, 1)
         size = -(-len(vector) // length) * SCALE.itemsize
-        scale = as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1)
-        bits = (1 << torch.arange(8, device=code.device)).to(torch.uint8).unsqueeze(1)
-        for flat, s, signs in zip(
-            torch.split(vector, few * length),
-            torch.split(scale, few),
-            torch.split(code[size:], few * width),
-            strict=True,
-        ):
-            with changing_rows(flat, length) as rows:
-                signed = (signs & bits).clamp_(max=1).view(torch.int8).mul_(2).sub_(1).float()
-                rows.addcmul_(signed.view(len(rows), -1)[:, :length], s)
+        scales = [torch.split(as_numbers(code[:size], SCALE).float().mul_(alpha).unsqueeze(1), few) for code in codes]
+        packed = [torch.split(code[size:], few * width) for code in codes]
+        bits = (1 << torch.arange(8, device=vector.device)).to(torch.uint8).unsqueeze(1)
+        for number, flat in enumerate(torch.split(vector, few * length)):
+            rows = rows_of(flat, length)
+            for s, signs in zip(scales, packed, strict=True):
+                signed = (signs[number] & bits).clamp_(max=1).view(torch.int8).mul_(2).sub_(1).float()
+                rows.addcmul_(signed.view(len(rows), -1)[:, :length], s[number])
+            put_back(rows, flat)

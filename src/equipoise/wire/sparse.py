@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,7 @@ class SparseWire(RowWire):
             part = vector[first * length : last * length]
             codes.append(self.encode_part(part, length))
             if subtract:
-                self.add_decoded_rows(codes[-1], part, length, -1.0)
+                self.add_decoded_rows(codes[-1:], part, length, -1.0)
         return codes
 
 
@@ -77,14 +78,14 @@ def encode_sparse(vector: torch.Tensor, length: int, keep: float, values: int) -
 
 
 def decode_sparse(
-    code: torch.Tensor, rows: int, length: int, keep: float, values: int
+    codes: Sequence[torch.Tensor], rows: int, length: int, keep: float, values: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places and the values of the elements that were sent."""
-    count = kept(length, keep)
+    """The places and the values of the elements that were sent: codes x rows x elements."""
+    count, together = kept(length, keep), torch.stack(list(codes))
     if count == length:
-        indices = torch.arange(length, device=code.device).expand(rows, length)
-        return indices, _decode_values(code, rows, count, values)
-    places, coded = code.tensor_split([rows * _index_bytes(length, count)])
+        indices = torch.arange(length, device=together.device).expand(len(codes), rows, length)
+        return indices, _decode_values(together, rows, count, values)
+    places, coded = together.tensor_split([rows * _index_bytes(length, count)], dim=1)
     return unpack(places, _index_bits(length), rows, count).long(), _decode_values(coded, rows, count, values)
 
 
@@ -92,9 +93,10 @@ def add_at(vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, le
     """vector <- vector + values at these places of its rows; those behind its end, in the last row, do not count."""
     places = places_in_rows(indices, length)
     if len(vector) % length:
-        values[-1].masked_fill_(indices[-1] >= len(vector) % length, 0.0)
+        values[:, -1].masked_fill_(indices[:, -1] >= len(vector) % length, 0.0)
         places.clamp_(max=len(vector) - 1)
-    vector.scatter_add_(0, places, values.view(-1))
+    for place, value in zip(places, values.flatten(1), strict=True):  # one code at a time: its places differ
+        vector.scatter_add_(0, place, value)
 
 
 def two_levels(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,14 +145,15 @@ def _encode_values(sent: torch.Tensor, values: int) -> list[torch.Tensor]:
     return [as_bytes(levels.to(LEVEL)), pack(codes, 2)]
 
 
-def _decode_values(code: torch.Tensor, rows: int, count: int, values: int) -> torch.Tensor:
+def _decode_values(codes: torch.Tensor, rows: int, count: int, values: int) -> torch.Tensor:
     if values == 32:
-        return as_numbers(code, torch.float32).view(rows, count)
+        return as_numbers(codes, torch.float32).view(-1, rows, count)
     if values == 8:
-        numbers = torch.zeros(rows * count, device=code.device)
-        add_dequantised(code, numbers, count, 8, 1.0)
-        return numbers.view(rows, count)
+        numbers = torch.zeros(len(codes), rows * count, device=codes.device)
+        for code, out in zip(codes, numbers, strict=True):
+            add_dequantised([code], out, count, 8, 1.0)
+        return numbers.view(-1, rows, count)
     size = 2 * LEVEL.itemsize * rows
-    levels = as_numbers(code[:size], LEVEL).float().view(rows, 2)
-    codes = unpack(code[size:], 2, rows, count).long()
-    return torch.cat([levels, -levels], dim=1).gather(1, codes)
+    levels = as_numbers(codes[:, :size], LEVEL).float().view(-1, rows, 2)
+    chosen = unpack(codes[:, size:], 2, rows, count).long()
+    return torch.cat([levels, -levels], dim=2).gather(2, chosen)

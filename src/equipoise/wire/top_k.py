@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,7 +56,7 @@ class TopK(SparseWire):
     def encode_part(self, vector: torch.Tensor, length: int) -> torch.Tensor:
         return encode_sparse(vector, length, self.keep, self.values)
 
-    def add_decoded_rows(self, code: torch.Tensor, vector: torch.Tensor, length: int, alpha: float) -> None:
-        rows = -(-len(vector) // length)
-        indices, values = decode_sparse(code, rows, length, self.keep, self.values)
-        add_at(vector, indices, values.mul_(alpha), length)
+    def add_decoded_rows(self, codes: Sequence[torch.Tensor], vector: torch.Tensor, length: int, alpha: float) -> None:
+        if len(vector):
+            indices, values = decode_sparse(codes, -(-len(vector) // length), length, self.keep, self.values)
+            add_at(vector, indices, values.mul_(alpha), length)
