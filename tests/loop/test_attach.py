@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
 from equipoise.cli.main import main
-from equipoise.core.errors import CheckpointError, NonFinite, UserError
+from equipoise.comm import heartbeat
+from equipoise.core.errors import CheckpointError, NonFinite, UnevenSteps, UserError
 from equipoise.observe.events import read_events
 
 EXAMPLES, WORKERS = 203, 3
@@ -314,3 +315,39 @@ def test_an_order_that_sees_no_gradients_is_refused(caplog: pytest.LogCaptureFix
         eq.spawn(lambda comm: plain_loop(comm, order=eq.order.PairBalance(), batch=8), 2, virtual=True)
     plain_loop(None, known=False, order=eq.order.PairBalance(), batch=8)
     assert "PairBalance learns from gradients and sees none" in caplog.text
+
+
+# -- the end of the loop -----------------------------------------------------------------------------------------------
+def loops(comm: Any, sync: Any, width: int, *steps: list[int]) -> None:
+    """One loop after the other, in the same group of workers; `steps` of each worker in each of them."""
+    model = nn.Linear(8, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for row in steps:
+        with eq.attach(model, optimizer, sync=sync):
+            for _ in range(row[comm.rank]):
+                model(INPUTS).square().mean().backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("sync", "width", "virtual"),
+    [
+        (eq.sync.AllReduce(), 4, True),
+        (eq.sync.DPSGD(), 4, True),
+        (eq.sync.AllReduce(), 4, False),  # through sockets
+        (eq.sync.DPSGD(), 4000, False),  # through shared memory
+    ],
+    ids=["sums", "messages", "sockets", "shared-memory"],
+)
+def test_uneven_numbers_of_steps_are_reported_as_such(
+    sync: Any, width: int, virtual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where others wait for messages of the worker that has left."""
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    words = r"^worker 1 has left its loop after 2 steps and worker \d is at step 3: all workers must take the same"
+    with pytest.raises(UnevenSteps, match=words):
+        eq.spawn(lambda comm: loops(comm, sync, width, [4, 4, 4], [3, 2, 3]), 3, virtual=virtual, timeout=20.0)
+
+
+def test_workers_that_train_alone_may_leave_when_they_like() -> None:
+    eq.spawn(lambda comm: loops(comm, eq.sync.NoSync(), 4, [3, 2, 3]), 3, virtual=True)

@@ -152,6 +152,10 @@ class Comm(ABC):
         """All workers' picklable values, by rank. For set-up and checkpoints: small, and never counted."""
 
     @abstractmethod
+    def leave_loop(self, steps: int) -> None:
+        """All workers end their loops, after the same number of steps; raises `UnevenSteps` where they do not."""
+
+    @abstractmethod
     def leave_word(self, error: WorkerError) -> None:
         """This worker is about to raise: those who wait for it in vain shall raise the same."""
 

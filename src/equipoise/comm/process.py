@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ..core.errors import PeerLost, UserError, WorkerError
+from ..core.errors import PeerLost, UnevenSteps, UserError, WorkerError
 from .base import Comm, Pending, Stream
 from .diagnosis import FAILED, LOST, find_missing
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
+from .leaving import leave_together, refuse_uneven
 from .segment import Segment
 from .shared_memory import Expected, SharedMemory
 from .unhandled import report_unhandled
@@ -53,6 +54,7 @@ class ProcessComm(Comm):
         self.timeout = timeout
         self._steps = steps  # shared memory in which the launcher reads each worker's step
         self._step = 0
+        self._loops = 0  # that have ended
         self._owner = False  # did this object make the process group? Then it ends it
         self._heartbeat = heartbeat
         self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout)
@@ -230,6 +232,18 @@ class ProcessComm(Comm):
         with self._guard("gather_objects"):
             dist.all_gather_object(values, value)
         return values
+
+    def leave_loop(self, steps: int) -> None:
+        self._loops += 1
+        if self._heartbeat is None:
+            refuse_uneven(dict(enumerate(self.gather_objects(steps))))
+            return
+        try:
+            if not leave_together(self._heartbeat, self._loops, steps, self.timeout):
+                raise self._diagnosis("the end of the loop", RuntimeError("timed out"))
+        except UnevenSteps as error:
+            self.leave_word(error)
+            raise
 
     def leave_word(self, error: WorkerError) -> None:
         if self._heartbeat is not None:

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.errors import PeerLost, WorkerError
+from ..core.errors import PeerLost, UnevenSteps, WorkerError
 from ..core.random import rng_state, set_rng_state
 from .ledger import Ledger
+
+LEAVES = "the end of its loop"  # as a collective call
 
 
 class VirtualWorker:
@@ -40,6 +42,7 @@ class VirtualWorker:
         self.rng: tuple[Any, ...] | None = None
         self.result: Any = None
         self.step = 0
+        self.left: int | None = None  # the steps of its loop, once it waits for the others at the end of it
         self.ledger = Ledger()  # that of its comm
 
     def wait_until(self, start: float, end: float) -> None:
@@ -153,7 +156,8 @@ class Scheduler:
         if not self._ready or self.failure is not None:
             alive = [w for w in self.workers if not w.done]
             if self.failure is None:
-                self.failure = (alive[0].rank, PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step))
+                lost = uneven(alive) or PeerLost(self._deadlock(alive), alive[0].rank, alive[0].step)
+                self.failure = (alive[0].rank, lost)
             following = alive[0]
         else:
             following = self.workers[heapq.heappop(self._ready)[1]]
@@ -164,6 +168,21 @@ class Scheduler:
         done = [w.rank for w in self.workers if w.done]
         ended = f"; already ended: {done}" if done else ""
         return f"deadlock, the workers wait for each other: {waits}{ended}"
+
+
+def uneven(workers: list[VirtualWorker]) -> UnevenSteps | None:
+    """The error for a worker that waits at the end of its loop while another one is in a further step."""
+    for left in workers:
+        for other in workers:
+            if left.left is not None and other.left is None and not other.done and other.step > left.left:
+                return UnevenSteps.between(left.rank, left.left, other.rank, other.step)
+    return None
+
+
+def raise_if_uneven(workers: list[VirtualWorker]) -> None:
+    error = uneven(workers)
+    if error is not None:
+        raise error
 
 
 def _pause_rng() -> tuple[Any, ...]:

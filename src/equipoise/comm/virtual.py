@@ -14,7 +14,8 @@ from ..simulate.cluster import Cluster, Traffic
 from ..simulate.failures import FailureModel
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, fused_cost, reduce_in_memory
-from .scheduler import Scheduler, VirtualWorker
+from .leaving import refuse_uneven
+from .scheduler import LEAVES, Scheduler, VirtualWorker, raise_if_uneven
 
 _BLOCK = 1 << 15  # elements summed at once: fits in the cache of a core
 Part = TypeVar("Part")  # what one worker brings to a collective
@@ -96,6 +97,7 @@ class VirtualComm(Comm):
         world, me = self._world, self._worker
         me.step = self.step
         if world.arrived and world.collective != call:
+            raise_if_uneven(world.workers)
             raise WorkerError(
                 f"worker {self.rank} calls {call} while the others are in {world.collective}: all workers must make "
                 "the same calls in the same order",
@@ -189,6 +191,13 @@ class VirtualComm(Comm):
 
         with self.uncounted():
             return self._collective("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)
+
+    def leave_loop(self, steps: int) -> None:
+        self._worker.left = steps
+        with self.uncounted():
+            taken = self._collective(LEAVES, steps, lambda parts: [parts] * len(parts), lambda cluster: 0.0)
+        self._worker.left = None
+        refuse_uneven(dict(enumerate(taken)))
 
     def leave_word(self, error: WorkerError) -> None:
         """The scheduler ends all workers with the first error."""

@@ -168,6 +168,8 @@ class attach:
     def __exit__(self, *error: Any) -> None:
         self._undo.close()
         if error[0] is None:
+            if self.step.talks and self.step.lockstep:
+                self.comm.leave_loop(self.clock.step)
             self.sync.finish()
             if self._claimed:
                 self.observer.finished(
