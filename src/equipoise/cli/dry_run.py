@@ -12,6 +12,7 @@ from ..core.vector import Flat, ModelSize
 from ..loop.blocks import with_speeds
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
+from ..loop.positions import sizes_of
 from ..period.every import Every
 from ..sync.base import Sync
 from ..sync.none import NoSync
@@ -52,12 +53,14 @@ def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[int
 
 
 def steps_per_epoch(job: Job, workers: int) -> int:
-    """Steps until the last worker has finished its block; with drop_last, until the first one has."""
+    """Until the last worker has finished its block (with drop_last the first one), or all have finished their list."""
     blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
     world = World(workers)
     comm = VirtualComm(world, world.workers[0])
-    worker = describe(comm, seed=job.seed, sizes=[len(block) for block in blocks])
+    worker = describe(comm, seed=job.seed, sizes=sizes_of(job.partition, job.batch, blocks))
     sizes = job.batch.bind(Context(comm, worker=worker)).sizes()
+    if job.partition.claimed:
+        return -(-sum(map(len, blocks)) // sum(sizes))
     pairs = list(zip(map(len, blocks), sizes, strict=True))
     return min(n // b for n, b in pairs) if job.drop_last else max(-(-n // b) for n, b in pairs)
 

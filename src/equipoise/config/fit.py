@@ -29,6 +29,7 @@ def check_fit(
     partition: Partition | None = None,
     wire: Wire | None = None,
     workers: int | None = None,
+    drop_last: bool = False,
 ) -> None:
     """Refuse choices that cannot work together, with the fix.
 
@@ -45,10 +46,23 @@ def check_fit(
         )
     if not period.lockstep and remeasured:
         raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
+    if partition is not None and order is not None:
+        check_claims(partition, order, drop_last)
     if workers is not None and workers > 1:
         sync.check_graph(workers)
         if wire is not None and not wire.plain:
             _check_wire(sync, wire, workers)
+
+
+def check_claims(partition: Partition, order: Order, drop_last: bool) -> None:
+    """Where workers claim batches of one list: a list that is the same for all, and has all examples."""
+    if partition.claimed and order.watches:
+        raise UserError(
+            f"{name_of(order)} learns the order of a block that its worker owns, and {name_of(partition)} hands out "
+            "batches of one list: use reshuffle, or partition iid"
+        )
+    if partition.claimed and drop_last:
+        raise UserError(f"drop_last leaves examples out, and {name_of(partition)} hands out each one: drop one of them")
 
 
 def _check_sync(period: Period, sync: Sync) -> None:

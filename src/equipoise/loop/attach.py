@@ -274,7 +274,7 @@ class attach:
         worker = self.context.worker
         classes = None
         if self.sampler is not None:
-            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.block)
+            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.own_block)
         self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
 
     def _emit(self, event: str, **fields: Any) -> None:

@@ -101,6 +101,7 @@ class Job:
             partition=self.partition,
             wire=self.wire,
             workers=workers,
+            drop_last=self.drop_last,
         )
 
     def slow_down(self, rank: int, size: int) -> float:

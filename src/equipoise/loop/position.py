@@ -1,8 +1,8 @@
-"""Where all workers are in an epoch: a position in the data that can be saved, resumed and redistributed."""
+"""Where all workers are in an epoch, each in a block of its own."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from ..batch.base import Batch
 from ..core.context import Context
 from ..core.errors import CheckpointError, UserError
 from ..order.base import Order
+from .data_position import DataPosition
 from .segment import ConstantBatchSegment, steps_of
 
 
@@ -24,8 +25,8 @@ class Taken(NamedTuple):
         return self._asdict()
 
 
-class Position:
-    """Where all workers are in this epoch. Every worker computes the same one, so all agree where the epoch ends.
+class Position(DataPosition):
+    """Where all workers are in their blocks. Every worker computes the same one, so all agree where the epoch ends.
 
     A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: blocks
     of unequal size end together, every example is visited once, and nobody runs dry before the end. Of a rule that
@@ -36,6 +37,8 @@ class Position:
     do.
     """
 
+    owned: ClassVar[bool] = True
+
     def __init__(
         self,
         context: Context,
@@ -45,18 +48,16 @@ class Position:
         drop_last: bool = False,
         lockstep: bool = True,
     ):
-        self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
+        super().__init__(context, blocks[context.rank], order, batch)
+        self.drop_last = drop_last
         # Whose steps are counted here.
         self.counted = slice(None) if lockstep else slice(context.rank, context.rank + 1)
         self._listed: list[int] = []  # the batch sizes of all workers
-        self.largest = 0  # of them
         self._segment: ConstantBatchSegment | None = None  # of steps at the present sizes, once one is begun
         self.blocks = blocks
-        self.block = blocks[context.rank]
         if drop_last and self.steps_of_epoch() == 0:
             raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
-        self.drawn = 0  # by all workers in the last step
         self.positions: np.ndarray | None = (
             None  # in this worker's block; None while remaining examples of a resume are visited
         )
@@ -64,7 +65,6 @@ class Position:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """Start an epoch."""
         self.positions = self.order.epoch(epoch)
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
@@ -82,11 +82,6 @@ class Position:
         self._total_left = self.total - int(self._taken.sum())
 
     @property
-    def consumed(self) -> int:
-        """Examples taken by all workers since the run began."""
-        return self.context.clock.consumed
-
-    @property
     def taken(self) -> np.ndarray:
         """By each worker of its part of this epoch."""
         taken: np.ndarray = self._taken.copy()
@@ -96,13 +91,17 @@ class Position:
 
     @property
     def left(self) -> int:
-        """Of this epoch's examples, by all workers."""
         return self._total_left - (self._segment.total(self._segment.done) if self._segment is not None else 0)
 
     @property
-    def part_done(self) -> float:
-        """The part of this epoch's examples that has been taken."""
-        return (self.before + self.total - self.left) / (self.before + self.total)
+    def size(self) -> int:
+        return self.before + self.total
+
+    def confirm(self) -> dict[str, int]:
+        return {}
+
+    def counts(self) -> None:
+        return None
 
     def taken_now(self) -> Taken:
         return Taken(self.taken.tolist(), self.consumed, self.largest)
@@ -125,13 +124,11 @@ class Position:
         return self._segment
 
     def steps_of_epoch(self) -> int:
-        """Steps of a whole epoch, at the present batch sizes."""
         lengths = np.array([len(b) for b in self.blocks])[self.counted]
         return steps_of(lengths, np.array(self.batch.sizes())[self.counted], self.drop_last)
 
     @property
     def steps_left(self) -> int:
-        """Steps to the end of this epoch, at the present batch sizes."""
         if self._replay:
             rest = self.lengths - np.array(self._replay[-1].taken)
             sizes = np.array(self.batch.sizes())
@@ -140,7 +137,6 @@ class Position:
         return segment.steps - segment.done
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Indices of the next batch, and their places in this worker's block. Empty for a worker that ran dry."""
         if self._replay:
             return self._take_again(self._replay.pop(0))
         segment = self._going()
@@ -191,7 +187,7 @@ class Position:
             self.positions = np.asarray([place[index] for index in state["sequence"]], dtype=np.int64)
 
     def redistribute(self, states: list[dict[str, Any]]) -> None:
-        """Go on with an epoch that other workers began: the remaining examples are redistributed in turn, each once."""
+        """The remaining examples of all are dealt out in turn."""
         left = [np.asarray(s["sequence"], dtype=np.int64)[s["taken"][r] :] for r, s in enumerate(states)]
         longest = max(len(part) for part in left)
         remaining = [part[i] for i in range(longest) for part in left if i < len(part)]

@@ -14,13 +14,15 @@ from torch import nn
 from ..batch.base import Batch
 from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
+from ..config.fit import check_claims
 from ..core.context import Context, describe
 from ..core.errors import UserError
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
-from .position import Position, Taken
+from .data_position import DataPosition, Point
+from .positions import position_of, sizes_of
 from .speeds import measure_rates
 
 
@@ -66,16 +68,18 @@ class Sampler:
         self.order_choice, self.batch_choice = chosen_order(order), chosen_batch(batch)
         self.partition = chosen_partition(partition)
         self.drop_last = drop_last
+        check_claims(self.partition, self.order_choice, drop_last)
         self.blocks = shared_blocks(self._divided_by_speed(step), self.source.view(), self.comm, seed)
-        self.worker = describe(self.comm, seed=seed, sizes=[len(block) for block in self.blocks])
+        sizes = sizes_of(self.partition, self.batch_choice, self.blocks)
+        self.worker = describe(self.comm, seed=seed, sizes=sizes)
         self.epoch = 0
         self.finished = 0  # batches of this iteration that optimizer steps have used
-        self._position: Position | None = None
+        self._position: DataPosition | None = None
         self._deferred = False  # does the step, and not `watching`, hand gradients to the order?
         self._queue: deque[Drawn] = deque()  # drawn, and not yet used by an optimizer step
         self._since_step = 0  # batches drawn since the last optimizer step
         self._started = False  # has an optimizer step used a batch of this iteration?
-        self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
+        self._starts: list[Point] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
         self._restore_rng: Callable[[], None] | None = None
 
@@ -94,14 +98,21 @@ class Sampler:
         state = self.state_dict() if self._position is not None else None
         # The streams of order and batch rule follow from the sampler's own seed.
         context = dataclasses.replace(context, worker=dataclasses.replace(context.worker, seed=self.worker.seed))
-        order, batch = self.order_choice.bind(context), self.batch_choice.bind(context)
-        self._position = Position(context, self.blocks, order, batch, self.drop_last, lockstep)
+        self._position = position_of(
+            self.partition,
+            context,
+            self.blocks,
+            self.order_choice,
+            self.batch_choice,
+            drop_last=self.drop_last,
+            lockstep=lockstep,
+        )
         self._deferred = deferred
         if state is not None:
             self.load_state_dict(state)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         if self._position is None:
             self.bind(Context(self.comm, worker=self.worker), deferred=False)
         assert self._position is not None
@@ -137,7 +148,7 @@ class Sampler:
         if position.steps_left == 0:
             self.epoch += 1
             position.begin(self.epoch)
-        elif restore is not None and position.taken.any():
+        elif restore is not None and position.part_done > 0:
             restore()
         self._starts, self.finished = [position.taken_now()], 0
         self._unwatched.clear()

@@ -32,7 +32,7 @@ from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
 from .job import Job
 from .lr_schedule import LRSchedule
-from .position import Position
+from .positions import position_of, sizes_of
 from .progress import Asynchronous, Lockstep, Progress
 from .rebalance import rebalance
 from .result import finish
@@ -55,7 +55,7 @@ class Worker:
             self.model,
             self.optimizer,
             comm,
-            describe(comm, seed=job.seed, sizes=[len(block) for block in blocks]),
+            describe(comm, seed=job.seed, sizes=sizes_of(job.partition, job.batch, blocks)),
             sync=job.sync,
             period=job.period,
             wire=job.wire,
@@ -71,11 +71,12 @@ class Worker:
         step = self.stepper
         self.flat, self.buffers, self.clock, self.context = step.flat, step.buffers, step.clock, step.context
         self.sync, self.wire, self.period = step.sync, step.wire, step.period
-        order, batch = job.order.bind(self.context), job.batch.bind(self.context)
-        step.follow(order, batch)
+        self.position = position_of(
+            job.partition, self.context, blocks, job.order, job.batch, drop_last=job.drop_last, lockstep=step.lockstep
+        )
+        step.follow(self.position.order, self.position.batch)
         self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
         self.progress: Progress = Lockstep(self) if step.lockstep else Asynchronous(self)
-        self.position = Position(self.context, blocks, order, batch, job.drop_last, step.lockstep)
         self.slow = job.slow_down(comm.rank, comm.size)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
         self.control = Control(self)
@@ -113,7 +114,7 @@ class Worker:
             self.observer.started(
                 resumed=self.job.resume is not None,
                 examples=self.context.worker.examples,
-                classes=class_counts(self.job.train.view().labels, self.position.block),
+                classes=class_counts(self.job.train.view().labels, self.position.own_block),
             )
             stopped = 0
             self.control.begin()
@@ -126,8 +127,12 @@ class Worker:
                 loss = self.step()
                 self.clock.seconds += time.perf_counter() - started
                 stopped = self.control.after(loss)
+                if self.clock.due or not self.stepper.talks:
+                    self._confirm()
                 self.evaluate_and_save(stopped)
             self.sync.finish()
+            if not stopped:
+                self._confirm()
             return finish(self, stopped)
 
     def step(self) -> float:
@@ -144,6 +149,12 @@ class Worker:
         if self.scheduler is not None:
             self.scheduler.step()
         return loss
+
+    def _confirm(self) -> None:
+        """All have agreed on what was trained so far."""
+        told = self.position.confirm()
+        if told and self.observer.first:
+            self.observer.emit("epoch", **told)
 
     def evaluate_and_save(self, stopped: int) -> None:
         """Evaluate and checkpoint where they are due; neither touches the training state."""
@@ -174,7 +185,7 @@ class Worker:
         if length.epochs is not None:
             return max(1, round(length.epochs * per_epoch))
         if length.samples is not None:
-            return max(1, round(length.samples / sum(map(len, position.blocks)) * per_epoch))
+            return max(1, round(length.samples / len(self.job.train) * per_epoch))
         return None
 
     def _loss_of(self, indices: np.ndarray) -> torch.Tensor:

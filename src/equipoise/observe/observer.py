@@ -128,9 +128,9 @@ class Observer:
             temporary.replace(self.folder / "result.json")
 
 
-def class_counts(labels: npt.NDArray[Any] | None, block: npt.NDArray[Any]) -> list[int] | None:
-    """The number of examples of each class in a block; None if the data has no classes, or very many."""
-    if labels is None or labels.min() < 0 or labels.max() >= _CLASSES:
+def class_counts(labels: npt.NDArray[Any] | None, block: npt.NDArray[Any] | None) -> list[int] | None:
+    """The number of examples of each class in a block; None if there is none, or no classes, or very many."""
+    if labels is None or block is None or labels.min() < 0 or labels.max() >= _CLASSES:
         return None
     counts: list[int] = np.bincount(labels[block], minlength=int(labels.max()) + 1).tolist()
     return counts

@@ -26,6 +26,7 @@ from ..core.method import Configurable, Method
 from ..data.source import Source
 from ..launch.start import spawn
 from ..loop.job import Job, Length
+from ..loop.position import Position
 from ..loop.train import Run
 from ..loop.worker import Worker
 from ..order.base import Order
@@ -213,6 +214,7 @@ def check_every_example(method: Order) -> None:
 
     def loop(comm: Any) -> None:
         worker = Worker(job, comm)
+        assert isinstance(worker.position, Position)
         for epoch in range(3):
             positions = worker.position.positions
             assert positions is not None
