@@ -74,14 +74,10 @@ class VirtualComm(Comm):
             return seconds
         if self._failures is None:
             self._failures = FailureModel(world.cluster, self.rank, self.seed)
-        seconds *= self._failures.factor(self.step)
+        me.now, seconds, away = self._failures.finish(me.now, seconds * self._failures.factor(self.step))
         self.ledger.compute += seconds
-        me.now += seconds
-        # A failure during a wait takes effect with the next gradient; a worker under repair does not fail again.
-        if failures := self._failures.count(self.ledger.alive, me.now):
-            self.ledger.failures += failures
-            self.ledger.wait += failures * self._failures.repair
-            me.now += failures * self._failures.repair
+        self.ledger.wait += away
+        self.ledger.failures += len(self._failures.outages(self.ledger.alive, me.now))
         self.ledger.alive = me.now
         return seconds
 
