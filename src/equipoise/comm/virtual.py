@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..core.errors import WorkerError
+from ..core.errors import PeerLost, WorkerError
 from ..simulate.cluster import Cluster, Traffic
 from ..simulate.failures import FailureModel
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, fused_cost, reduce_in_memory
-from .scheduler import Scheduler, VirtualWorker
+from .scheduler import Abort, Scheduler, VirtualWorker
 
 _BLOCK = 1 << 15  # elements summed at once: fits in the cache of a core
 Part = TypeVar("Part")  # what one worker brings to a collective
@@ -24,12 +24,20 @@ Result = TypeVar("Result")  # what one worker receives from it
 class World:
     """What virtual workers share: the scheduler, the cluster, messages in flight, and the current collective."""
 
-    def __init__(self, size: int, cluster: Cluster | None = None):
+    def __init__(
+        self,
+        size: int,
+        cluster: Cluster | None = None,
+        scheduler: Scheduler | None = None,
+        workers: list[VirtualWorker] | None = None,
+    ):
         self.cluster = cluster or Cluster.uniform(size)
         assert self.cluster.size == size
         self.size = size
-        self.scheduler = Scheduler(size, self.cluster.described)
-        self.workers = self.scheduler.workers
+        self.scheduler = scheduler or Scheduler(size, self.cluster.described)
+        self.workers = self.scheduler.workers if workers is None else workers  # by rank
+        self.broken: PeerLost | None = None  # a worker was lost: no call of this world can end,
+        self.noticed = 0.0  # as its workers know from this simulated second on
         self.collective = ""  # the call that workers are in
         self.arrived: dict[int, Any] = {}  # what each worker brought to it, by rank
         # Messages by source, target and number, with their departure and arrival.
@@ -50,10 +58,11 @@ class VirtualComm(Comm):
     virtual = True
 
     def __init__(self, world: World, worker: VirtualWorker):
-        super().__init__(worker.rank, world.size)
+        super().__init__(world.workers.index(worker), world.size)
         self._world, self._worker = world, worker
         self.described = world.cluster.described
         self._failures: FailureModel | None = None  # made at the first use, when the seed of the run is known
+        self.after_compute: Callable[[], None] | None = None  # where the virtual membership ends a worker
         worker.ledger = self.ledger
 
     @property
@@ -64,7 +73,31 @@ class VirtualComm(Comm):
     def now(self, value: float) -> None:
         self._worker.now = value
 
+    def _refuse_broken(self) -> None:
+        """A comm of a world that has lost a worker is of no further use."""
+        if self._worker.lost:
+            raise Abort
+        interrupted, self._worker.interrupted = self._worker.interrupted, False
+        broken = self._world.broken
+        if broken is not None:
+            noticed = max(self._world.noticed, self.now)
+            self._worker.wait_until(noticed, noticed)
+            raise PeerLost(str(broken), broken.rank, broken.step)
+        assert not interrupted, "a worker was interrupted and its world is whole"
+
+    def _switch(self) -> None:
+        """Hand over; where this worker had to wait, what it waited for has come, or it never will."""
+        self._world.scheduler.switch(self._worker)
+        if self._worker.interrupted:
+            self._refuse_broken()
+
     def computed(self, examples: float) -> float:
+        seconds = self._compute(examples)
+        if self.after_compute is not None and self.ledger.counting:
+            self.after_compute()
+        return seconds
+
+    def _compute(self, examples: float) -> float:
         world, me = self._world, self._worker
         seconds = world.cluster.compute(self.rank, examples)
         if not self.ledger.counting:
@@ -91,6 +124,7 @@ class VirtualComm(Comm):
         """Wait for all workers; the last to arrive combines the parts. Ends `seconds` after the last arrival."""
         world, me = self._world, self._worker
         me.step = self.step
+        self._refuse_broken()
         if world.arrived and world.collective != call:
             raise WorkerError(
                 f"worker {self.rank} calls {call} while the others are in {world.collective}: all workers must make "
@@ -114,7 +148,7 @@ class VirtualComm(Comm):
                     world.scheduler.wake(w)
         else:
             me.ready, me.waits_for = False, f"in {call}"
-        world.scheduler.switch(me)
+        self._switch()
         combined: Result = me.result
         return combined
 
@@ -188,7 +222,8 @@ class VirtualComm(Comm):
 
     def counter(self, name: str, add: int) -> int:
         self._worker.step = self.step
-        self._world.scheduler.switch(self._worker)
+        self._refuse_broken()
+        self._switch()
         self._world.counters[name] = self._world.counters.get(name, 0) + add
         return self._world.counters[name]
 
@@ -199,6 +234,7 @@ class VirtualComm(Comm):
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         world, copies = self._world, {}
         self._worker.step = self.step
+        self._refuse_broken()
         arrivals: dict[int, float] = {}
         if self.ledger.counting:
             sizes = {peer: tensor.nbytes for peer, tensor in outgoing.items()}
@@ -230,12 +266,13 @@ class _VirtualExchange(Pending):
 
     def arrive(self) -> Mapping[int, torch.Tensor]:
         comm, world, me = self.comm, self.comm._world, self.comm._worker
+        comm._refuse_broken()
         numbers, self.numbers = self.numbers, {}  # a second wait has no message left to wait for
         me.awaited = {(peer, n) for peer, n in numbers.items() if (peer, comm.rank, n) not in world.mail}
         if me.awaited:
             me.ready = False
             me.waits_for = f"for a message from {sorted(peer for peer, _ in me.awaited)}"
-        world.scheduler.switch(me)
+        comm._switch()
         messages, last = {}, (0.0, 0.0)
         for peer, number in numbers.items():
             tensor = self.incoming[peer]

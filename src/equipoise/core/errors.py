@@ -49,6 +49,10 @@ class PeerLost(WorkerError):
     """A worker could not reach another one: the fault lies with the other."""
 
 
+class LeftOut(WorkerError):
+    """A worker that waits to take part in a run will not be let in: it is full, or it has ended."""
+
+
 class NonFinite(WorkerError):
     """The loss or the gradient is NaN or infinite."""
 

@@ -10,9 +10,10 @@ mean, N - 1 messages of b bytes for a gather.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,24 @@ class Cluster:
             lines = Counter(self.line_of(a, b) for a, b in pairs)
             self._rings[bytes] = max(self.link_of(a, b).seconds(bytes, lines[self.line_of(a, b)]) for a, b in pairs)
         return self._rings[bytes]
+
+    def of(self, workers: Sequence[int]) -> Cluster:
+        """These workers alone, in this order, with the links between them."""
+        place = {worker: i for i, worker in enumerate(workers)}
+        sites = [self.sites[w] for w in workers]
+        assert isinstance(self.jitter, list)
+        assert isinstance(self.failures_per_hour, list)
+        assert isinstance(self.repair, list)
+        return dataclasses.replace(
+            self,
+            rates=[self.rates[w] for w in workers],
+            between={(place[a], place[b]): link for (a, b), link in self.between.items() if {a, b} <= {*place}},
+            sites=sites,
+            across={pair: link for pair, link in self.across.items() if {*pair} <= {*sites}},
+            jitter=[self.jitter[w] for w in workers],
+            failures_per_hour=[self.failures_per_hour[w] for w in workers],
+            repair=[self.repair[w] for w in workers],
+        )
 
     @classmethod
     def uniform(cls, workers: int) -> Cluster:
