@@ -126,3 +126,15 @@ def test_a_part_of_a_cluster() -> None:
     assert (part.sites, part.jitter) == (["a", "b"], [0.0, 1.0])
     assert whole.of([0, 3]).link_of(0, 1) == fast
     assert whole.of(range(4)) == whole
+
+
+def test_failures_of_a_described_cluster_end_generations_and_the_worker_returns() -> None:
+    """One second per step. Worker 1 fails at 2.5 s, is missed half a second later, and is back before 5 s."""
+    cluster = Cluster([1.0] * 3, away={1: [(2.5, 4.9)]}, slow={0: [(6.0, 8.0, 2.0)]})
+    members = VirtualMembers(3, Elasticity(1, 3), cluster=cluster, notice=0.5)
+    results = members.run(counting(9))
+    assert [total for _, _, total in results[0]] == [3, 3, 2, 2, 3, 3, 3, 3, 3]
+    assert results[2] == results[0]
+    assert [step for step, _, _ in results[1]] == [5, 6, 7, 8, 9]
+    # Noticed at 3 s; two steps without it, to 5 s; five with it, of which one second is lost to a slow-down.
+    assert {worker.now for worker in members.scheduler.workers if worker.done and not worker.lost} == {11.0}

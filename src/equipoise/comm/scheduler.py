@@ -33,7 +33,7 @@ class VirtualWorker:
         self.described = described  # is its time that of a described cluster?
         self.may_run = threading.Lock()
         self.may_run.acquire()
-        self.now = 0.0
+        self.now = self.entered = 0.0  # its simulated time, and when that began
         self.ready = True
         self.done = False
         self.lost = False  # declared dead: it unwinds and takes no further part
@@ -103,7 +103,7 @@ class Scheduler:
     def add(self, id: int, now: float) -> VirtualWorker:
         """One more worker, from this simulated time on."""
         worker = VirtualWorker(len(self.workers), self.described)
-        worker.id, worker.now = id, now
+        worker.id, worker.now, worker.entered = id, now, now
         self.workers.append(worker)
         if self._function is not None:
             self._start(worker)

@@ -12,6 +12,7 @@ import torch
 from ..core.errors import PeerLost, WorkerError
 from ..simulate.cluster import Cluster, Traffic
 from ..simulate.failures import FailureModel
+from ..simulate.spells import Spell
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, fused_cost, reduce_in_memory
 from .scheduler import Abort, Scheduler, VirtualWorker
@@ -63,6 +64,7 @@ class VirtualComm(Comm):
         self.described = world.cluster.described
         self._failures: FailureModel | None = None  # made at the first use, when the seed of the run is known
         self.after_compute: Callable[[], None] | None = None  # where the virtual membership ends a worker
+        self.leave: Callable[[Spell], None] | None = None  # likewise, at a failure; None: the others wait for it
         worker.ledger = self.ledger
 
     @property
@@ -106,12 +108,19 @@ class VirtualComm(Comm):
             me.now += seconds
             return seconds
         if self._failures is None:
-            self._failures = FailureModel(world.cluster, self.rank, self.seed)
-        me.now, seconds, away = self._failures.finish(me.now, seconds * self._failures.factor(self.step))
+            self._failures = FailureModel(world.cluster, self.rank, self.seed, me.id)
+        work = seconds * self._failures.factor(self.step)
+        now, seconds, away = self._failures.finish(me.now, work, returns=self.leave is None)
+        failures = self._failures.outages(max(self.ledger.alive, me.entered), now)
+        if failures and self.leave is not None:
+            # A failure during a wait takes effect with the next gradient.
+            me.now = max(me.now, failures[0].start)
+            self.leave(failures[0])
+        me.now = now
         self.ledger.compute += seconds
         self.ledger.wait += away
-        self.ledger.failures += len(self._failures.outages(self.ledger.alive, me.now))
-        self.ledger.alive = me.now
+        self.ledger.failures += len(failures)
+        self.ledger.alive = now
         return seconds
 
     def _collective(

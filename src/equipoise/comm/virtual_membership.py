@@ -1,17 +1,20 @@
 """The membership of virtual workers: deterministic, with changes at planned points.
 
 A planned loss takes effect when the worker has computed the gradient of a step, or the first one that ends after a
-simulated second. From then on every comm call of its generation raises `PeerLost`, also the one in which another worker
+simulated second; a failure of a described cluster, in the gradient in which it strikes, and the worker returns when it
+is repaired. From then on every comm call of its generation raises `PeerLost`, also the one in which another worker
 waits. A planned newcomer is let in at the first agreement after its step or second.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ..core.errors import LeftOut, PeerLost
 from ..simulate.cluster import Cluster
+from ..simulate.spells import Spell
 from .base import Comm
 from .membership import Elasticity, Lost, Membership, Roster
 from .scheduler import Abort, Scheduler, VirtualWorker
@@ -139,8 +142,17 @@ class VirtualMembership(Membership):
     def _take_part(self) -> VirtualComm:
         members = self._members
         self.roster, self.comm = members.roster, VirtualComm(members.world, self._worker)
-        self.comm.membership, self.comm.after_compute = self, self._meet_fate
+        self.comm.membership, self.comm.after_compute, self.comm.leave = self, self._meet_fate, self._leave
         return self.comm
+
+    def _leave(self, failure: Spell) -> None:
+        """A failure of the described cluster: this worker is lost, and comes back as a newcomer once it is repaired."""
+        members, me = self._members, self._worker
+        me.step = self.comm.step
+        members.lose(me, "failed")
+        if math.isfinite(failure.end):
+            members.scheduler.add(me.id, max(failure.end, me.now))
+        raise Abort
 
     def _meet_fate(self) -> None:
         for change in self._members.changes:

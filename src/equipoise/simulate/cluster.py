@@ -209,18 +209,16 @@ class Cluster:
         """These workers alone, in this order, with the links between them."""
         place = {worker: i for i, worker in enumerate(workers)}
         sites = [self.sites[w] for w in workers]
-        assert isinstance(self.jitter, list)
-        assert isinstance(self.failures_per_hour, list)
-        assert isinstance(self.repair, list)
+        numbers: dict[str, Any] = {name: [getattr(self, name)[w] for w in workers] for name in PER_WORKER}
         return dataclasses.replace(
             self,
             rates=[self.rates[w] for w in workers],
             between={(place[a], place[b]): link for (a, b), link in self.between.items() if {a, b} <= {*place}},
             sites=sites,
             across={pair: link for pair, link in self.across.items() if {*pair} <= {*sites}},
-            jitter=[self.jitter[w] for w in workers],
-            failures_per_hour=[self.failures_per_hour[w] for w in workers],
-            repair=[self.repair[w] for w in workers],
+            away={place[w]: rows for w, rows in self.away.items() if w in place},
+            slow={place[w]: rows for w, rows in self.slow.items() if w in place},
+            **numbers,
         )
 
     @classmethod

@@ -17,11 +17,15 @@ _BLOCK = 256  # numbers drawn at once
 
 
 class FailureModel:
-    """The jitter of one worker, and when it is slow or away."""
+    """The jitter of one worker, and when it is slow or away.
 
-    def __init__(self, cluster: Cluster, worker: int, seed: int):
-        self.worker, self._seed = worker, [seed, worker]
-        about = cluster.disturbances(worker)
+    worker: its number for the whole run, where that is not its rank in this cluster.
+    """
+
+    def __init__(self, cluster: Cluster, rank: int, seed: int, worker: int | None = None):
+        self.worker = rank if worker is None else worker
+        self._seed = [seed, self.worker]
+        about = cluster.disturbances(rank)
         self.jitter = about["jitter"]
         self._factors, self._block = np.empty(0), -1  # the factors of one block of steps, and its number
         outages = Spells(per_hour=about["failures_per_hour"], seconds=about["repair"], seed=(*self._seed, 2))
@@ -55,14 +59,16 @@ class FailureModel:
         on = [spell for spells in self.away if (spell := spells.at(time)) is not None]
         return max(on, key=lambda spell: spell.end, default=None)
 
-    def finish(self, start: float, work: float) -> tuple[float, float, float]:
+    def finish(self, start: float, work: float, *, returns: bool = True) -> tuple[float, float, float]:
         """When is a gradient ready that takes `work` seconds undisturbed and is begun at `start`?
 
-        Returns that second, for how long the worker computed, and for how long it was away.
+        Returns that second, for how long the worker computed, and for how long it was away. Not `returns`: it is never
+        away, because it is lost when it leaves.
         """
         now, computed, away = start, 0.0, 0.0
-        while self.away or self.slow:
-            outage = self.outage_at(now)
+        outages = self.away if returns else []
+        while outages or self.slow:
+            outage = self.outage_at(now) if returns else None
             if outage is not None:
                 if math.isinf(outage.end):
                     raise UserError(
@@ -74,7 +80,7 @@ class FailureModel:
                 now = outage.end
                 continue
             factor = math.prod(spell.factor for spells in self.slow if (spell := spells.at(now)) is not None)
-            change = min(spells.next_change(now) for spells in (*self.away, *self.slow))
+            change = min(spells.next_change(now) for spells in (*outages, *self.slow))
             if now + work * factor <= change:
                 return now + work * factor, computed + work * factor, away
             computed += change - now
