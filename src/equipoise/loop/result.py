@@ -70,6 +70,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
             model = {name: t.detach().cpu().clone() for name, t in worker.model.state_dict().items()}
     result = counters(step, described=worker.job.described, examples=len(worker.job.train))
     result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
+    result["agreed"] = worker.position.consumed
     if (counts := worker.position.counts()) is not None:
         result["queue"] = counts
     worker.observer.finished(result)
