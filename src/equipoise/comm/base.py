@@ -67,6 +67,7 @@ class Comm(ABC):
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.ledger = Ledger()
+        self.absences: list[tuple[float, float]] = []  # simulated seconds that this worker was away, not told of yet
         self._scratch: torch.Tensor | None = None
 
     @property

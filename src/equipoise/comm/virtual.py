@@ -120,6 +120,7 @@ class VirtualComm(Comm):
         self.ledger.compute += seconds
         self.ledger.wait += away
         self.ledger.failures += len(failures)
+        self.absences += [(failure.start, failure.end) for failure in failures]
         self.ledger.alive = now
         return seconds
 

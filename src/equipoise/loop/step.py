@@ -111,6 +111,9 @@ class Step:
         self.clock.busy += simulated if self.comm.virtual else seconds
         if not self.comm.described:
             self.comm.ledger.compute += seconds
+        while self.comm.absences:
+            since, until = self.comm.absences.pop(0)
+            self.context.emit("away", since=since, until=until)
 
     def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.
