@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from .curves import number
 from .runs import LoadedRun
@@ -44,42 +45,68 @@ class Timeline:
         return (there - sum(b - a for one in self.workers.values() for a, b in one.away)) / whole if whole else math.nan
 
 
+class _Change(NamedTuple):
+    """From this second on, these workers take part."""
+
+    second: float
+    members: set[int]
+    joined: list[int]
+    lost: list[tuple[int, str]]
+
+
 def timeline(run: LoadedRun) -> Timeline | None:
     """From the events of a run; None where nobody came or went."""
     simulated = all(number(e.get("simulated_seconds")) is not None for e in run.events)
     began = min((t for e in run.events if (t := number(e.get("time"))) is not None), default=0.0)
 
     def second(event: dict[str, Any]) -> float:
-        return (
-            number(event.get("simulated_seconds")) if simulated else (number(event.get("time")) or began) - began
-        ) or 0.0
+        if simulated:
+            return number(event["simulated_seconds"]) or 0.0
+        return (number(event.get("time")) or began) - began
 
     end = max(map(second, run.events), default=0.0)
-    changes = {
-        e["generation"]: e for e in run.events if e["event"] == "generation" and isinstance(e.get("members"), list)
-    }
-    away = [e for e in run.events if e["event"] == "away" and number(e.get("since")) is not None]
-    if not (changes or away) or end <= 0:
+    events = [e for e in run.events if isinstance(e["worker"], int)]
+    changes = _changes(events, second)
+    away = [e for e in events if e["event"] == "away" and number(e.get("since")) is not None]
+    if end <= 0 or not (away or len(changes) > 1):
         return None
-    first = {e["worker"] for e in run.events if e["event"] in ("start", "resume") and isinstance(e["worker"], int)}
-    newcomers = {w for e in changes.values() for w in e.get("joined", [])}
-    rows: dict[int, Presence] = {w: Presence() for w in sorted(first | newcomers)}
-    members, since = sorted(first - newcomers) or sorted(first), 0.0
-    for event in [*(changes[g] for g in sorted(changes)), None]:
-        now = end if event is None else second(event)
-        for w in members:
-            _extend(rows.setdefault(w, Presence()).there, (since, now))
-        if event is None:
-            break
-        for w, why in event.get("lost", []):
-            rows.setdefault(w, Presence()).lost.append((now, str(why)))
-        for w in event.get("joined", []):
-            rows.setdefault(w, Presence()).joined.append(now)
-        members, since = event["members"], now
+    rows: dict[int, Presence] = {w: Presence() for change in changes for w in sorted(change.members)}
+    for change, then in zip(changes, [*(c.second for c in changes[1:]), end], strict=True):
+        for w in change.members:
+            _extend(rows[w].there, (change.second, then))
+        for w in change.joined:
+            rows[w].joined.append(change.second)
+        for w, why in change.lost:
+            rows.setdefault(w, Presence()).lost.append((change.second, why))
     for event in away:
         until = number(event.get("until"))
-        rows[event["worker"]].away.append((event["since"], min(end, math.inf if until is None else until)))
-    return Timeline(end, "simulated s" if simulated else "s", 1 + len(changes), dict(sorted(rows.items())))
+        span = event["since"], end if until is None else min(end, until)
+        rows.setdefault(event["worker"], Presence()).away.append(span)
+    return Timeline(end, "simulated s" if simulated else "s", len(changes), dict(sorted(rows.items())))
+
+
+def _changes(events: list[dict[str, Any]], second: Callable[[dict[str, Any]], float]) -> list[_Change]:
+    """Each generation once, whoever tells of it. A start or a resume begins one too, with those who tell of it."""
+    changes: list[_Change] = []
+    kind = ""
+    known: set[Any] = set()
+    for event in events:
+        begins = event["event"] in ("start", "resume")
+        if begins and event["event"] == kind:
+            changes[-1].members.add(event["worker"])
+        elif begins:
+            known = set()
+            changes.append(_Change(second(event), {event["worker"]}, [], []))
+        elif event["event"] == "membership" and event.get("generation") not in known:
+            known.add(event.get("generation"))
+            members, joined = ([w for w in event.get(key) or [] if isinstance(w, int)] for key in ("members", "joined"))
+            lost = [
+                row for row in event.get("lost") or [] if isinstance(row, dict) and isinstance(row.get("worker"), int)
+            ]
+            told = [(row["worker"], str(row.get("why", "was lost"))) for row in lost]
+            changes.append(_Change(second(event), {*members, *joined}, joined, told))
+        kind = event["event"]
+    return changes
 
 
 def _extend(spans: list[Span], more: Span) -> None:
