@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from ..batch.base import Batch
 from ..core.context import Context
@@ -44,6 +45,7 @@ class Position:
         batch: Batch,
         drop_last: bool = False,
         lockstep: bool = True,
+        shared: bool = False,
     ):
         self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
         # Whose steps are counted here.
@@ -51,6 +53,8 @@ class Position:
         self._listed: list[int] = []  # the batch sizes of all workers
         self.largest = 0  # of them
         self._segment: ConstantBatchSegment | None = None  # of steps at the present sizes, once one is begun
+        self.shared = shared  # does every worker know the sequences of all, so that none is lost with a worker?
+        self.sequences: list[np.ndarray] = []  # these, by rank
         self.blocks = blocks
         self.block = blocks[context.rank]
         if drop_last and self.steps_of_epoch() == 0:
@@ -68,8 +72,19 @@ class Position:
         self.positions = self.order.epoch(epoch)
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
+        if self.shared:
+            self.sequences = self._all_sequences()
         self._set_progress([len(b) for b in self.blocks], [0] * len(self.blocks))
         self.before = 0
+
+    def _all_sequences(self) -> list[np.ndarray]:
+        """Of all workers, in this epoch."""
+        sizes = [len(block) for block in self.blocks]
+        own = torch.zeros(max(sizes), dtype=torch.int64)
+        own[: len(self.sequence)] = torch.from_numpy(self.sequence)
+        with self.context.comm.uncounted():
+            rows = self.context.comm.gather(own)
+        return [row[:size].numpy() for row, size in zip(rows, sizes, strict=True)]
 
     def _set_progress(self, lengths: list[int], taken: list[int]) -> None:
         """Each worker's part of this epoch, and how much of it has been taken."""
@@ -190,14 +205,27 @@ class Position:
             place = {index: i for i, index in enumerate(state["block"])}
             self.positions = np.asarray([place[index] for index in state["sequence"]], dtype=np.int64)
 
+    def rest(self, at: Taken | None = None) -> dict[str, Any]:
+        """What is left of this epoch, for all workers: for `deal`. `at`: an earlier point of it."""
+        at = at or self.taken_now()
+        return {"sequences": self.sequences, "taken": at.taken, "consumed": at.consumed, "before": self.before}
+
     def redistribute(self, states: list[dict[str, Any]]) -> None:
+        """Go on with an epoch of which other workers have saved these states."""
+        sequences = [np.asarray(state["sequence"], dtype=np.int64) for state in states]
+        taken = [state["taken"][rank] for rank, state in enumerate(states)]
+        self.deal(sequences, taken, states[0]["consumed"], states[0]["before"])
+
+    def deal(self, sequences: list[np.ndarray], taken: list[int], consumed: int, before: int) -> None:
         """Go on with an epoch that other workers began: the remaining examples are redistributed in turn, each once."""
-        left = [np.asarray(s["sequence"], dtype=np.int64)[s["taken"][r] :] for r, s in enumerate(states)]
-        longest = max(len(part) for part in left)
-        remaining = [part[i] for i in range(longest) for part in left if i < len(part)]
+        left = [sequence[count:] for sequence, count in zip(sequences, taken, strict=True)]
+        turns = np.concatenate([np.arange(len(part)) for part in left])
+        remaining = np.concatenate(left)[np.argsort(turns, kind="stable")]
         size = len(self.blocks)
-        self.sequence = np.asarray(remaining[self.context.rank :: size], dtype=np.int64)
-        self._set_progress([len(remaining[rank::size]) for rank in range(size)], [0] * size)
-        self.context.clock.consumed = states[0]["consumed"]
-        self.before = states[0]["before"] + sum(states[0]["taken"])
+        parts = [remaining[rank::size] for rank in range(size)]
+        self.sequence = parts[self.context.rank]
+        self.sequences = parts if self.shared else []
+        self._set_progress([len(part) for part in parts], [0] * size)
+        self.context.clock.consumed = consumed
+        self.before = before + sum(taken)
         self.positions = None
