@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoint.weights import save_weights
 from ..core.vector import digest
 from .evaluate import evaluate, health, recompute_buffers, swapped, undisturbed, vector_of
 from .snapshot import Done
@@ -77,5 +78,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
     if comm.membership is not None:
         result["membership"] = worker.history
     result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
+    if comm.rank == 0 and worker.job.folder is not None:
+        save_weights(model, worker.job.folder / "model.pt")
     worker.observer.finished(result)
     return result, model
