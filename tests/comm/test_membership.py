@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from equipoise.comm.membership import Elasticity, Lost, Roster
+from equipoise.comm.process import ProcessComm
 from equipoise.comm.virtual_membership import Change, VirtualMembers
 from equipoise.core.errors import PeerLost, UserError
+from equipoise.launch.elastic import ElasticLauncher
 from equipoise.simulate.cluster import Cluster, Link
 
 
@@ -55,7 +60,8 @@ def test_the_workers_that_are_left_go_on_and_every_sum_is_of_those_present() -> 
         assert seen[-1][1] == (0, 2)
     assert {entry[:2] for entry in log} == {(0, 1), (2, 1), (3, 1), (0, 3), (2, 3)}
     assert {entry[2] for entry in log if entry[1] == 1} == {"worker 1 was killed at step 3"}
-    assert members.roster == Roster(2, (0, 2), (), (Lost(3, "was killed", 5),))
+    assert {entry[2] for entry in log if entry[1] == 3} == {"worker 3 (rank 2) was killed at step 5"}
+    assert members.roster == Roster(2, (0, 2), (), (Lost(3, "was killed", 5, 2),))
 
 
 def test_newcomers_and_returning_workers_are_let_in_where_all_agree() -> None:
@@ -138,3 +144,42 @@ def test_failures_of_a_described_cluster_end_generations_and_the_worker_returns(
     assert [step for step, _, _ in results[1]] == [5, 6, 7, 8, 9]
     # Noticed at 3 s; two steps without it, to 5 s; five with it, of which one second is lost to a slow-down.
     assert {worker.now for worker in members.scheduler.workers if worker.done and not worker.lost} == {11.0}
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+def launched(function: Any, workers: int, elasticity: Elasticity) -> list[Any]:
+    launcher = ElasticLauncher(function, elasticity, timeout=60.0, deterministic=True, children=[])
+    return launcher.run(workers)
+
+
+def falling(loop: Any, fates: dict[int, tuple[int, int]]) -> Any:
+    """The loop, in which workers send themselves a signal after the gradient of a step."""
+
+    def work(comm: Any) -> Any:
+        membership = comm.membership
+        step, signal_number = fates.get(membership.worker, (-1, 0))
+        original = ProcessComm.computed
+
+        def computed(self: Any, examples: float) -> float:
+            if self.step == step and not membership.roster.joined:
+                os.kill(os.getpid(), signal_number)
+            return original(self, examples)
+
+        ProcessComm.computed = computed  # type: ignore[method-assign]
+        return loop(comm)
+
+    return work
+
+
+def test_processes_that_are_killed_are_left_out_as_virtual_workers_are() -> None:
+    fates = {1: (3, signal.SIGKILL), 3: (5, signal.SIGKILL)}
+    results = launched(falling(counting(6), fates), 4, Elasticity(2, 4, 20.0))
+    changes = [Change(worker, "lose", step=step) for worker, (step, _) in fates.items()]
+    assert results == list(VirtualMembers(4, Elasticity(2, 4), changes).run(counting(6)).values())
+
+
+def test_a_stopped_process_is_left_out_within_the_deadline() -> None:
+    began = time.monotonic()
+    results = launched(falling(counting(6), {1: (3, signal.SIGSTOP)}), 3, Elasticity(2, 4, 2.0))
+    assert [total for _, _, total in results[0]] == [3, 3, 2, 2, 2, 2]
+    assert time.monotonic() - began < 20.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from equipoise.report.runs import load_run
-from equipoise.report.timeline import Presence, _ticks, timeline, who_was_there
+from equipoise.report.timeline import Attendance, _ticks, timeline, who_was_there
 
 from .runs import event, events, write
 
@@ -34,10 +34,10 @@ def test_a_run_with_losses_and_newcomers(tmp_path: Path) -> None:
     assert about is not None
     assert (about.end, about.unit, about.generations) == (40.0, "simulated s", 4)
     assert about.workers == {
-        0: Presence(there=[(0.0, 30.0)], lost=[(30.0, "failed")]),
-        1: Presence(there=[(0.0, 40.0)]),
-        2: Presence(there=[(0.0, 12.0), (20.0, 40.0)], lost=[(12.0, "failed & <fell>")], joined=[20.0]),
-        3: Presence(there=[(20.0, 40.0)], joined=[20.0]),
+        0: Attendance(there=[(0.0, 30.0)], lost=[(30.0, "failed")]),
+        1: Attendance(there=[(0.0, 40.0)]),
+        2: Attendance(there=[(0.0, 12.0), (20.0, 40.0)], lost=[(12.0, "failed & <fell>")], joined=[20.0]),
+        3: Attendance(there=[(20.0, 40.0)], joined=[20.0]),
     }
     assert about.part == pytest.approx((30 + 40 + 32 + 20) / 160)
     text = "".join(who_was_there([run]))
@@ -52,7 +52,7 @@ def test_a_run_that_waits_for_who_is_away(tmp_path: Path) -> None:
     lines = [*events(), event("away", 1, 20, since=12.0, until=18.5), event("away", 1, 40, since=38.0, until=50.0)]
     about = timeline(load_run(write(tmp_path / "run", lines)))
     assert about is not None
-    assert about.workers == {0: Presence([(0.0, 40.0)]), 1: Presence([(0.0, 40.0)], [(12.0, 18.5), (38.0, 40.0)])}
+    assert about.workers == {0: Attendance([(0.0, 40.0)]), 1: Attendance([(0.0, 40.0)], [(12.0, 18.5), (38.0, 40.0)])}
     assert about.generations == 1
 
 

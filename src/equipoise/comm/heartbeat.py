@@ -26,7 +26,7 @@ class Heartbeat:
 
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
-        self.calls = 0
+        self.calls = self.inside = 0  # comm calls begun; those that it is in
         self.step = 0
         self._beats = 0
         self._stop = threading.Event()

@@ -18,6 +18,7 @@ from ..core.errors import PeerLost, UserError
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
+from .presence import Presence
 from .segment import Segment
 from .shared_memory import Expected, SharedMemory
 
@@ -33,20 +34,41 @@ def _control_store(store: Any) -> Any:
     return PrefixStore(f"equipoise/{_joined}/control", store.clone())
 
 
+def join_group(store: Any, rank: int, size: int, timeout: float) -> None:
+    """Make the process group of torch.distributed."""
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+        backend = "cpu:gloo,cuda:nccl"
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+
+
 class ProcessComm(Comm):
     """The comm of one process. `deterministic` sums in rank order, bit for bit as virtual workers do."""
 
     virtual = False
 
-    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None, steps: Any = None):
+    def __init__(
+        self,
+        *,
+        timeout: float = 300.0,
+        deterministic: bool = False,
+        store: Any = None,
+        steps: Any = None,
+        presence: Presence | None = None,
+    ):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.deterministic = deterministic
         self.timeout = timeout
         self._steps = steps  # shared memory in which the launcher reads each worker's step
         self._step = 0
         self._owner = False  # did this object make the process group? Then it ends it
-        self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
-        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout)
+        self._heartbeat: Heartbeat | Presence | None = presence
+        if presence is None and store is not None:
+            self._heartbeat = Heartbeat(store, self.rank, self.size)
+        given_up = bool if presence is None else lambda: presence.broken
+        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout, given_up)
 
     @classmethod
     def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
@@ -80,14 +102,8 @@ class ProcessComm(Comm):
         steps: Any = None,
     ) -> ProcessComm:
         """Join a group through a store that all workers reach; heartbeats and counters use `control_store` if given."""
-        backend = "gloo"
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
-            backend = "cpu:gloo,cuda:nccl"
-        limit = datetime.timedelta(seconds=timeout)
         control_store = control_store or _control_store(store)
-        prefixed = PrefixStore(f"equipoise/{_joined}", store)
-        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
+        join_group(PrefixStore(f"equipoise/{_joined}", store), rank, size, timeout)
         comm = cls(timeout=timeout, deterministic=deterministic, store=control_store, steps=steps)
         comm._owner = True
         return comm
@@ -107,7 +123,7 @@ class ProcessComm(Comm):
         if self._heartbeat is not None:
             self._heartbeat.step = value
         if self._steps is not None:
-            self._steps[self.rank] = value
+            self._steps[self.worker] = value
 
     def computed(self, examples: float) -> float:
         return 0.0
@@ -117,6 +133,7 @@ class ProcessComm(Comm):
         """Turn a failed call into an error that names the missing worker; record its seconds."""
         if self._heartbeat is not None:
             self._heartbeat.calls += 1
+            self._heartbeat.inside += 1
         began = time.perf_counter()
         try:
             yield
@@ -126,6 +143,9 @@ class ProcessComm(Comm):
                 self.ledger.unattributed += spent  # the loop separates waiting from it at control points
         except RuntimeError as error:
             raise self._diagnosis(call, error) from error
+        finally:
+            if self._heartbeat is not None:
+                self._heartbeat.inside -= 1
 
     def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
         missing = self._heartbeat.missing() if self._heartbeat is not None else None

@@ -79,13 +79,13 @@ class VirtualMembers:
 
     def lose(self, worker: VirtualWorker, why: str) -> None:
         """Declare a worker dead; the others see it in their next comm call, or in the one that they are in."""
-        lost = Lost(worker.id, why, worker.step)
         worker.lost = True
         self.arrived.pop(worker.id, None)
         if worker not in self.world.workers:  # it was not let in yet
             self.waiting.pop(worker.id, None)
             self.scheduler.interrupt(worker)
             return
+        lost = Lost(worker.id, why, worker.step, self.world.workers.index(worker))
         self.lost[worker.id] = lost
         self.world.broken = self.world.broken or PeerLost(str(lost), worker.id, worker.step)
         self.world.noticed = worker.now + self.notice

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BUFFERS = ("local", "average", "recompute")
 NONFINITE = ("stop", "skip")
+_SIZES = 32  # most workers for which every graph is looked at before an elastic run begins
 
 
 def check_fit(
@@ -63,6 +64,37 @@ def check_claims(partition: Partition, order: Order, drop_last: bool) -> None:
         )
     if partition.claimed and drop_last:
         raise UserError(f"drop_last leaves examples out, and {name_of(partition)} hands out each one: drop one of them")
+
+
+def check_elastic(
+    least: int,
+    most: int,
+    *,
+    period: Period,
+    sync: Sync,
+    wire: Wire | None = None,
+    batch: Batch | None = None,
+    partition: Partition | None = None,
+) -> None:
+    """Refuse choices that need a fixed number of workers, or one that `least` to `most` workers cannot have."""
+    if not period.lockstep:
+        raise UserError(
+            f"{type(period).__name__} lets each worker take its own steps, so there is none to which all could return "
+            "when one is lost: use a period such as every with elastic"
+        )
+    for axis, method in (("batch", batch), ("partition", partition)):
+        for name in ("size", "speeds"):
+            if isinstance(getattr(method, name, None), list):
+                raise UserError(f"{axis}.{name} lists a number for each worker, and with elastic workers come and go")
+    if partition is not None and name_of(partition) == "from-file":
+        raise UserError("a partition file is made for one number of workers: use another partition with elastic")
+    for workers in range(max(least, 2), min(most, _SIZES) + 1):
+        try:
+            sync.check_graph(workers)
+            if wire is not None and not wire.plain:
+                _check_wire(sync, wire, workers)
+        except UserError as error:
+            raise UserError(f"elastic = {least}:{most}, but with {workers} workers: {error}") from None
 
 
 def _check_sync(period: Period, sync: Sync) -> None:

@@ -49,6 +49,10 @@ class PeerLost(WorkerError):
     """A worker could not reach another one: the fault lies with the other."""
 
 
+class TooFew(WorkerError):
+    """Fewer workers are left than the run may go on with."""
+
+
 class LeftOut(WorkerError):
     """A worker that waits to take part in a run will not be let in: it is full, or it has ended."""
 

@@ -39,7 +39,7 @@ class Control:
 
     def begin(self) -> None:
         """Agree on where a checkpoint has left off."""
-        if self.job.resume is not None:
+        if self.job.resume is not None or self.worker.arrival is not None:
             self._meet(math.nan)
         if self.reached is not None and self.job.until != (self.reached["metric"], self.reached["target"]):
             self.reached = None  # a target of an earlier part of this run

@@ -12,7 +12,7 @@ from ..core.context import Context
 from ..order.base import Order
 
 
-class Point(Protocol):
+class DataPoint(Protocol):
     """A point of an epoch, before or after a batch."""
 
     def state(self) -> dict[str, Any]:
@@ -72,15 +72,15 @@ class DataPosition(ABC):
         return (self.size - self.left) / self.size
 
     @abstractmethod
-    def confirm(self) -> dict[str, int]:
-        """All have agreed on a round: what is to be told of what was taken so far, if anything."""
+    def confirm(self) -> None:
+        """All have agreed on what was taken so far."""
 
     @abstractmethod
     def counts(self) -> dict[str, int] | None:
         """What is agreed, for the result; None where the samples of the workers say it."""
 
     @abstractmethod
-    def taken_now(self) -> Point:
+    def taken_now(self) -> DataPoint:
         """Where the batch that was taken last has led."""
 
     @abstractmethod
@@ -90,5 +90,13 @@ class DataPosition(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     @abstractmethod
-    def redistribute(self, states: list[dict[str, Any]]) -> None:
+    def rest(self, at: Any = None) -> dict[str, Any]:
+        """What is left of this epoch, for all workers: for `deal`. at: an earlier point, where a loader is ahead."""
+
+    @abstractmethod
+    def deal(self, rest: dict[str, Any]) -> None:
         """Go on with an epoch that other workers began: what they have left is handed out, each example once."""
+
+    @abstractmethod
+    def redistribute(self, states: list[dict[str, Any]]) -> None:
+        """`deal`, from what other workers have saved."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 
 from ..batch.base import Batch
 from ..core.context import Context
@@ -47,6 +48,7 @@ class Position(DataPosition):
         batch: Batch,
         drop_last: bool = False,
         lockstep: bool = True,
+        shared: bool = False,
     ):
         super().__init__(context, blocks[context.rank], order, batch)
         self.drop_last = drop_last
@@ -54,6 +56,8 @@ class Position(DataPosition):
         self.counted = slice(None) if lockstep else slice(context.rank, context.rank + 1)
         self._listed: list[int] = []  # the batch sizes of all workers
         self._segment: ConstantBatchSegment | None = None  # of steps at the present sizes, once one is begun
+        self.shared = shared  # does every worker know the sequences of all, so that none is lost with a worker?
+        self.sequences: list[np.ndarray] = []  # these, by rank
         self.blocks = blocks
         if drop_last and self.steps_of_epoch() == 0:
             raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
@@ -68,8 +72,19 @@ class Position(DataPosition):
         self.positions = self.order.epoch(epoch)
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
+        if self.shared:
+            self.sequences = self._all_sequences()
         self._set_progress([len(b) for b in self.blocks], [0] * len(self.blocks))
         self.before = 0
+
+    def _all_sequences(self) -> list[np.ndarray]:
+        """Of all workers, in this epoch."""
+        sizes = [len(block) for block in self.blocks]
+        own = torch.zeros(max(sizes), dtype=torch.int64)
+        own[: len(self.sequence)] = torch.from_numpy(self.sequence)
+        with self.context.comm.uncounted():
+            rows = self.context.comm.gather(own)
+        return [row[:size].numpy() for row, size in zip(rows, sizes, strict=True)]
 
     def _set_progress(self, lengths: list[int], taken: list[int]) -> None:
         """Each worker's part of this epoch, and how much of it has been taken."""
@@ -97,8 +112,7 @@ class Position(DataPosition):
     def size(self) -> int:
         return self.before + self.total
 
-    def confirm(self) -> dict[str, int]:
-        return {}
+    def confirm(self) -> None: ...
 
     def counts(self) -> None:
         return None
@@ -186,14 +200,27 @@ class Position(DataPosition):
             place = {index: i for i, index in enumerate(state["block"])}
             self.positions = np.asarray([place[index] for index in state["sequence"]], dtype=np.int64)
 
+    def rest(self, at: Taken | None = None) -> dict[str, Any]:
+        at = at or self.taken_now()
+        return {"sequences": self.sequences, "taken": at.taken, "consumed": at.consumed, "before": self.before}
+
     def redistribute(self, states: list[dict[str, Any]]) -> None:
+        sequences = [np.asarray(state["sequence"], dtype=np.int64) for state in states]
+        taken = [state["taken"][rank] for rank, state in enumerate(states)]
+        whole = {"consumed": states[0]["consumed"], "before": states[0]["before"]}
+        self.deal({"sequences": sequences, "taken": taken, **whole})
+
+    def deal(self, rest: dict[str, Any]) -> None:
         """The remaining examples of all are dealt out in turn."""
-        left = [np.asarray(s["sequence"], dtype=np.int64)[s["taken"][r] :] for r, s in enumerate(states)]
-        longest = max(len(part) for part in left)
-        remaining = [part[i] for i in range(longest) for part in left if i < len(part)]
+        sequences, taken = rest["sequences"], rest["taken"]
+        left = [sequence[count:] for sequence, count in zip(sequences, taken, strict=True)]
+        turns = np.concatenate([np.arange(len(part)) for part in left])
+        remaining = np.concatenate(left)[np.argsort(turns, kind="stable")]
         size = len(self.blocks)
-        self.sequence = np.asarray(remaining[self.context.rank :: size], dtype=np.int64)
-        self._set_progress([len(remaining[rank::size]) for rank in range(size)], [0] * size)
-        self.context.clock.consumed = states[0]["consumed"]
-        self.before = states[0]["before"] + sum(states[0]["taken"])
+        parts = [remaining[rank::size] for rank in range(size)]
+        self.sequence = parts[self.context.rank]
+        self.sequences = parts if self.shared else []
+        self._set_progress([len(part) for part in parts], [0] * size)
+        self.context.clock.consumed = rest["consumed"]
+        self.before = rest["before"] + sum(taken)
         self.positions = None

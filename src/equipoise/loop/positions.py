@@ -25,10 +25,11 @@ def position_of(
     *,
     drop_last: bool = False,
     lockstep: bool = True,
+    shared: bool = False,
 ) -> DataPosition:
-    """Where a worker begins. Binds `order` and `batch`."""
+    """Where a worker begins. Binds `order` and `batch`. shared: what is left must outlive the worker that has it."""
     if not partition.claimed:
-        return Position(context, blocks, order.bind(context), batch.bind(context), drop_last, lockstep)
+        return Position(context, blocks, order.bind(context), batch.bind(context), drop_last, lockstep, shared)
     examples = sum(map(len, blocks))
     # One list for all: the order sees a single worker that has all examples.
     one = WorkerInfo(seed=context.worker.seed, examples=examples, total_examples=examples)

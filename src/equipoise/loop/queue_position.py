@@ -142,11 +142,12 @@ class QueuePosition(DataPosition):
         parts = [self.lists[e][max(0, start - e * n) : stop - e * n] for e in epochs]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def confirm(self) -> dict[str, int]:
-        """The epochs that are complete, where the last round has completed one."""
+    def confirm(self) -> None:
+        """Tell of an epoch that is complete."""
         before, self.agreed = self.agreed // self.examples, self.consumed
         complete = self.agreed // self.examples
-        return {"complete": complete, "examples": self.examples} if complete > before else {}
+        if complete > before:
+            self.context.emit("epoch", complete=complete, examples=self.examples)
 
     def counts(self) -> dict[str, int]:
         """Epochs of which every example was trained on once, and how many of the next one were."""
@@ -162,19 +163,24 @@ class QueuePosition(DataPosition):
         return {**kept, **self.taken_now().state(), "replay": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.replay = [WorkUnit(**row) for row in state["replay"]]
-        self._go_on(state, self.replay[-1].consumed if self.replay else state["consumed"])
-
-    def redistribute(self, states: list[dict[str, Any]]) -> None:
-        """The list goes on where all were: it does not depend on the number of workers."""
-        self.replay = []
-        self._go_on(states[0], max(state["consumed"] for state in states))
-
-    def _go_on(self, state: dict[str, Any], claimed: int) -> None:
         if state["examples"] != self.examples:
             raise CheckpointError(f"the checkpoint is of {state['examples']} examples and there are {self.examples}")
-        self.epoch, self.agreed = state["epoch"], state["agreed"]
+        self.replay = [WorkUnit(**row) for row in state["replay"]]
         self.last = WorkUnit(**{name: state[name] for name in WorkUnit._fields})
-        self.context.clock.consumed = self.last.consumed
+        self._go_on(state["epoch"], state["agreed"], self.last.consumed)
+
+    def rest(self, at: WorkUnit | None = None) -> dict[str, Any]:
+        return {"epoch": self.epoch, "agreed": self.agreed, "consumed": (at or self.taken_now()).consumed}
+
+    def redistribute(self, states: list[dict[str, Any]]) -> None:
+        self.deal(states[0] | {"consumed": max(state["consumed"] for state in states)})
+
+    def deal(self, rest: dict[str, Any]) -> None:
+        """The list goes on behind what was agreed on, whoever had claimed it: it is the same for any workers."""
+        self.replay, self.last = [], WorkUnit(*[rest["consumed"]] * 3)
+        self._go_on(rest["epoch"], rest["agreed"], rest["consumed"])
+
+    def _go_on(self, epoch: int, agreed: int, consumed: int) -> None:
+        self.epoch, self.agreed, self.context.clock.consumed = epoch, agreed, consumed
         if self.claims is not None:
-            self.claims.go_on_from(claimed)
+            self.claims.go_on_from(self.replay[-1].consumed if self.replay else consumed)

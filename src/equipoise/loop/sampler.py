@@ -21,7 +21,7 @@ from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
-from .data_position import DataPosition, Point
+from .data_position import DataPoint, DataPosition
 from .positions import position_of, sizes_of
 from .speeds import measure_rates
 
@@ -79,7 +79,7 @@ class Sampler:
         self._queue: deque[Drawn] = deque()  # drawn, and not yet used by an optimizer step
         self._since_step = 0  # batches drawn since the last optimizer step
         self._started = False  # has an optimizer step used a batch of this iteration?
-        self._starts: list[Point] = []  # before each batch of this iteration, and after the last
+        self._starts: list[DataPoint] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
         self._restore_rng: Callable[[], None] | None = None
 

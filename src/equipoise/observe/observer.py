@@ -66,9 +66,17 @@ class Observer:
             os.close(self.handle)
             self.handle = None
 
-    def started(self, *, resumed: bool, examples: int, classes: list[int] | None) -> None:
-        """The first event: the number of examples of this worker and their classes."""
-        self.emit("resume" if resumed else "start", examples=examples, classes=classes)
+    def started(
+        self, *, resumed: bool, examples: int, classes: list[int] | None, arrival: dict[str, Any] | None = None
+    ) -> None:
+        """The first event: the number of examples of this worker and their classes.
+
+        arrival: how this generation of workers came about, where it is not the first.
+        """
+        event = "membership" if arrival is not None else "resume" if resumed else "start"
+        self.emit(event, examples=examples, classes=classes, **(arrival or {}))
+        if arrival is not None and self.console is not None:
+            self.console.changed(arrival)
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event with the worker and its counters."""
@@ -77,7 +85,7 @@ class Observer:
         clock, comm = self.clock, self.comm
         line = {
             "event": event,
-            "worker": comm.rank,
+            "worker": comm.worker,
             "step": clock.step,
             "epoch": clock.epoch,
             "samples": clock.samples,

@@ -19,7 +19,7 @@ Span = tuple[float, float]
 
 
 @dataclass
-class Presence:
+class Attendance:
     """One worker: when it took part, when it was away while the others waited, when it was lost and when it joined."""
 
     there: list[Span] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Timeline:
     end: float
     unit: str
     generations: int
-    workers: dict[int, Presence]
+    workers: dict[int, Attendance]
 
     @property
     def part(self) -> float:
@@ -70,18 +70,18 @@ def timeline(run: LoadedRun) -> Timeline | None:
     away = [e for e in events if e["event"] == "away" and number(e.get("since")) is not None]
     if end <= 0 or not (away or len(changes) > 1):
         return None
-    rows: dict[int, Presence] = {w: Presence() for change in changes for w in sorted(change.members)}
+    rows: dict[int, Attendance] = {w: Attendance() for change in changes for w in sorted(change.members)}
     for change, then in zip(changes, [*(c.second for c in changes[1:]), end], strict=True):
         for w in change.members:
             _extend(rows[w].there, (change.second, then))
         for w in change.joined:
             rows[w].joined.append(change.second)
         for w, why in change.lost:
-            rows.setdefault(w, Presence()).lost.append((change.second, why))
+            rows.setdefault(w, Attendance()).lost.append((change.second, why))
     for event in away:
         until = number(event.get("until"))
         span = event["since"], end if until is None else min(end, until)
-        rows.setdefault(event["worker"], Presence()).away.append(span)
+        rows.setdefault(event["worker"], Attendance()).away.append(span)
     return Timeline(end, "simulated s" if simulated else "s", len(changes), dict(sorted(rows.items())))
 
 

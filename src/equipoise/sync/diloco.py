@@ -46,6 +46,8 @@ class DiLoCo(AveragesParameters):
         "steps_left",
         "message",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("anchor", "momenta", "rounds_begun")
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
 
     lr: float = option(0.7, help="outer learning rate", above=0)
     momentum: float = option(0.9, help="outer momentum", least=0, below=1)

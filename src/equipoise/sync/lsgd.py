@@ -47,6 +47,8 @@ class LSGD(Sync):
         "last_round_steps",
         "round_steps",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("leader_model", "last_round_steps", "round_steps")
+    OWN: ClassVar[tuple[str, ...]] = ("losses",)
     HEALTH: ClassVar[tuple[str, ...]] = ("leader",)
 
     pull: float = option(
@@ -61,11 +63,12 @@ class LSGD(Sync):
     local_pull: float = option(0.1, help="as pull, to the leader of the group", least=0, most=1)
     local_prox: float = option(0.0, help="as prox, to the leader of the group", least=0, most=1)
 
+    def check_graph(self, size: int) -> None:
+        if self.groups > size:
+            raise UserError(f"LSGD: {self.groups} groups for {size} workers: use at most as many groups as workers")
+
     def init_state(self) -> None:
-        if self.groups > self.context.size:
-            raise UserError(
-                f"LSGD: {self.groups} groups for {self.context.size} workers: use at most as many groups as workers"
-            )
+        self.check_graph(self.context.size)
         self.leader_model: torch.Tensor | None = None
         self.group_leader_model: torch.Tensor | None = None
         self.losses: list[float] = []
