@@ -138,7 +138,8 @@ def _run_virtual_members(
 ) -> list[Any]:
     from ..comm.virtual_membership import VirtualMembers
 
-    members = VirtualMembers(workers, elastic, changes, cluster)
+    notice = 0.0 if cluster is None else cluster.detection
+    members = VirtualMembers(workers, elastic, changes, cluster, notice)
     with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
         results = members.run(_with_current(function), threads=threads or 1)
     if not results:
