@@ -115,11 +115,11 @@ class Membership(ABC):
         """How many wait to be let in. The answer may differ between workers: let one of them ask for all."""
 
     @abstractmethod
-    def reform(self) -> Comm:
+    def reform(self, *, let_in: bool = True) -> Comm:
         """End this generation, agree with the others on the next roster, and return its comm.
 
         All members call it: after `PeerLost`, or together after agreeing that newcomers wait. A worker that was
-        taken for lost comes back here as a newcomer.
+        taken for lost comes back here as a newcomer. Nobody is let in unless all members say `let_in`.
         """
 
     @abstractmethod

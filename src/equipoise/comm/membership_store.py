@@ -97,10 +97,10 @@ class StoreMembership(Membership):
             self._settled = total
         return max(0, min(len(waiting), self.elasticity.most - len(self._members)))
 
-    def reform(self) -> Comm:
+    def reform(self, *, let_in: bool = True) -> Comm:
         try:
             self._end_generation()
-            roster = self._agree(self.roster.generation + 1)
+            roster = self._agree(self.roster.generation + 1, let_in)
             if list(self.member) not in roster["members"]:
                 return self.enter()  # the others have gone on without this one
             return self._join(roster)
@@ -199,9 +199,9 @@ class StoreMembership(Membership):
                 time.sleep(_POLL)
 
     # -- agreeing ------------------------------------------------------------------------------------------------------
-    def _agree(self, number: int) -> dict[str, Any]:
+    def _agree(self, number: int, let_in: bool) -> dict[str, Any]:
         """The roster of the next generation."""
-        self.store.set(f"present/{number}/{self.worker}", str(self.member.pid))
+        self.store.set(f"present/{number}/{self.worker}", "open" if let_in else "closed")
         limit = time.monotonic() + self.elasticity.deadline
         lost: dict[int, tuple[str, int]] = {}
         while True:
@@ -222,7 +222,8 @@ class StoreMembership(Membership):
             patient = time.monotonic() < limit
             if not patient:
                 lost |= {m.worker: ("does not answer", 0) for m in late}
-            new = self._waiting(self.store.add("tickets", 0))
+            opened = all(self.store.get(f"present/{number}/{m.worker}") == b"open" for m in here)
+            new = self._waiting(self.store.add("tickets", 0)) if opened else []
             enough = len(here) + len(new) >= self.elasticity.least
             settled = (not late and enough) or not patient
             if settled and min(here).worker == self.worker:

@@ -53,6 +53,7 @@ class VirtualMembers:
         self.lost: dict[int, Lost] = {}  # since the present roster was agreed on
         self.waiting: dict[int, VirtualWorker] = {}  # to be let in
         self.arrived: dict[int, VirtualWorker] = {}  # where the next roster is agreed on
+        self.closed = False  # does one of them want nobody to be let in?
         for change in self.changes:
             if change.kind == "join":
                 self.scheduler.add(change.worker, change.seconds or 0.0)
@@ -102,6 +103,8 @@ class VirtualMembers:
         free = self.elasticity.most - len(present)
         step, now = max(w.step for w in present), max(w.now for w in present)
         new = [w for id, w in self.waiting.items() if self.may_enter(id, step, now)][: max(free, 0)]
+        if self.closed:
+            new = []
         workers = sorted((*present, *new), key=lambda w: w.id)
         self.roster = Roster(
             self.roster.generation + 1,
@@ -110,7 +113,7 @@ class VirtualMembers:
             tuple(self.lost[id] for id in sorted(self.lost)),
         )
         self.world = self._world(workers)
-        self.lost, self.arrived = {}, {}
+        self.lost, self.arrived, self.closed = {}, {}, False
         for w in new:
             del self.waiting[w.id]
             self.changes = [c for c in self.changes if (c.kind, c.worker) != ("join", w.id)]
@@ -166,10 +169,11 @@ class VirtualMembership(Membership):
         members, me = self._members, self._worker
         return sum(members.may_enter(id, self.comm.step, me.now) for id in members.waiting)
 
-    def reform(self) -> Comm:
+    def reform(self, *, let_in: bool = True) -> Comm:
         members, me = self._members, self._worker
         if me.lost:
             raise Abort
+        members.closed = members.closed or not let_in
         me.step, members.arrived[me.id] = self.comm.step, me
         me.ready, me.waits_for = False, "for the others to agree on who is present"
         members.decide(me)

@@ -136,9 +136,9 @@ def summarise(name: str, runs: list[PlannedRun], criterion: Criterion) -> Row:
 
 
 def goodput_of(result: dict[str, Any], clock: str) -> float:
-    """Examples that count per second: those in the history that all workers agreed on, not those that were dropped."""
+    """Examples that count per second. What was dropped because a worker was lost is not among the samples."""
     seconds = float(result[clock])
-    return float(result.get("agreed", result["samples"])) / seconds if seconds > 0 else math.nan
+    return float(result["samples"]) / seconds if seconds > 0 else math.nan
 
 
 def metric_of(result: dict[str, Any], metric: str) -> tuple[str, float]:

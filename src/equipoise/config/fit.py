@@ -77,10 +77,10 @@ def check_elastic(
     partition: Partition | None = None,
 ) -> None:
     """Refuse choices that need a fixed number of workers, or one that `least` to `most` workers cannot have."""
-    if not period.lockstep:
+    if not (period.lockstep or (partition is not None and partition.claimed)):
         raise UserError(
-            f"{type(period).__name__} lets each worker take its own steps, so there is none to which all could return "
-            "when one is lost: use a period such as every with elastic"
+            f"{type(period).__name__} lets each worker go through its own block, of which the others know nothing when "
+            "it is lost: use partition queue, or a period such as every, with elastic"
         )
     for axis, method in (("batch", batch), ("partition", partition)):
         for name in ("size", "speeds"):

@@ -84,8 +84,7 @@ class ElasticLauncher:
             for worker in range(workers):
                 self._start(worker, workers)
             store = connect(self.address, self.timeout)
-            self.store = own_run(store, "0", first=True)
-            self.store.add("ids", workers)
+            self.store = own_run(store, "0", (self.elasticity, workers))
             if announce is not None:
                 announce(self.address)
             self._watch()
@@ -182,7 +181,7 @@ def _child(launcher: ElasticLauncher, worker: int, size: int | None, pipe: Conne
     try:
         host, _ = split(launcher.address)
         local.use_loopback() if host == "127.0.0.1" else use_interface_to(host)
-        store = own_run(connect(launcher.address, launcher.timeout), "0", first=False)
+        store = own_run(connect(launcher.address, launcher.timeout), "0")
         result = take_part(
             launcher.function,
             store,

@@ -116,7 +116,11 @@ def _run_elastic(
             return launcher.run(workers, announce)
         finally:
             undo()
-    store, worker, size = take_part.joining(address, timeout) if address is not None else take_part.started(timeout)
+    size: int | None = None
+    if address is not None:
+        store, worker, elastic = take_part.joining(address, timeout)
+    else:
+        store, worker, size = take_part.started(timeout, elastic)
     if announce is not None and size is not None and worker == 0:
         announce(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
     with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):

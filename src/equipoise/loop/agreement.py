@@ -20,6 +20,7 @@ class Agreement:
     def __init__(self, membership: Membership, snapshots: Snapshots):
         self.membership, self.snapshots = membership, snapshots
         self._round = self._last = 0  # steps of the last round, and of the last agreement
+        self._met = 0  # how often all have met in this generation
 
     def begin(self, parts: Parts) -> None:
         """The first agreement of a generation: from here on there is something to go back to."""
@@ -32,7 +33,8 @@ class Agreement:
         rests = clock.step - self._last >= self.membership.elasticity.snapshot_every
         due = rests if not step.talks else False
         if clock.due:
-            due = clock.step - self._round > 1 or rests
+            # Without lockstep each worker has its own number of steps, and rounds are all that they share.
+            due = clock.step - self._round > 1 or rests or not step.lockstep
             self._round = clock.step
         if due or always:
             self._last = clock.step
@@ -42,9 +44,12 @@ class Agreement:
     def _meet(self, parts: Parts) -> bool:
         """Keep a snapshot, and wait for all others to have theirs. Do newcomers wait?"""
         comm, clock, members = parts.step.comm, parts.step.clock, self.membership.roster.members
-        label = self.membership.roster.generation, clock.step
+        self._met += 1
+        label = self.membership.roster.generation, self._met
         if parts.position is not None:
-            parts.position.confirm()
+            if not parts.step.lockstep:
+                clock.consumed = self._samples_of_all(parts)
+            parts.position.confirm(parts.at if parts.step.lockstep else None)
         self.snapshots.take(label, parts)
         newcomers = self.membership.newcomers() if comm.rank == 0 else 0
         row: list[Any] = [newcomers, clock.samples, comm.ledger.messages, comm.ledger.bytes]
@@ -54,3 +59,10 @@ class Agreement:
         self.snapshots.done = {worker: Done(*map(int, row[1:])) for worker, row in zip(members, rows, strict=True)}
         self.membership.agreed()
         return bool(rows[0][0])
+
+    def _samples_of_all(self, parts: Parts) -> int:
+        """What all workers have taken, those too that are here no longer."""
+        comm, own = parts.step.comm, torch.tensor(parts.step.clock.samples, dtype=torch.float64)
+        departed: Done = parts.plain["departed"]
+        with comm.uncounted():
+            return int(comm.gather(own).sum()) + departed.samples

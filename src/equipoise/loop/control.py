@@ -97,6 +97,7 @@ class Control:
             table = self.comm.gather(torch.tensor(own, dtype=torch.float64))
         reports = [Report(*row) for row in table.tolist()]
         ledger.attribute_wait(min(report.unattributed for report in reports))
-        self.worker.progress.met(sum(int(r.steps) for r in reports), sum(int(r.samples) for r in reports))
+        samples = sum(int(r.samples) for r in reports) + self.worker.departed.samples
+        self.worker.progress.met(sum(int(r.steps) for r in reports), samples)
         self.used = max(r.simulated_seconds if job.described else r.seconds for r in reports)
         return reports

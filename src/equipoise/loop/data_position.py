@@ -72,12 +72,12 @@ class DataPosition(ABC):
         return (self.size - self.left) / self.size
 
     @abstractmethod
-    def confirm(self) -> None:
-        """All have agreed on what was taken so far."""
+    def confirm(self, at: Any = None) -> None:
+        """All have agreed on what was taken so far. at: an earlier point, where a loader is ahead."""
 
     @abstractmethod
-    def counts(self) -> dict[str, int] | None:
-        """What is agreed, for the result; None where the samples of the workers say it."""
+    def counts(self, samples: int) -> dict[str, dict[str, int]]:
+        """What the result says of so many examples on which all have agreed."""
 
     @abstractmethod
     def taken_now(self) -> DataPoint:

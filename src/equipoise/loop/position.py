@@ -112,10 +112,10 @@ class Position(DataPosition):
     def size(self) -> int:
         return self.before + self.total
 
-    def confirm(self) -> None: ...
+    def confirm(self, at: Taken | None = None) -> None: ...
 
-    def counts(self) -> None:
-        return None
+    def counts(self, samples: int) -> dict[str, dict[str, int]]:
+        return {}
 
     def taken_now(self) -> Taken:
         return Taken(self.taken.tolist(), self.consumed, self.largest)

@@ -142,17 +142,17 @@ class QueuePosition(DataPosition):
         parts = [self.lists[e][max(0, start - e * n) : stop - e * n] for e in epochs]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def confirm(self) -> None:
+    def confirm(self, at: WorkUnit | None = None) -> None:
         """Tell of an epoch that is complete."""
-        before, self.agreed = self.agreed // self.examples, self.consumed
+        before, self.agreed = self.agreed // self.examples, self.consumed if at is None else at.consumed
         complete = self.agreed // self.examples
         if complete > before:
             self.context.emit("epoch", complete=complete, examples=self.examples)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self, samples: int) -> dict[str, dict[str, int]]:
         """Epochs of which every example was trained on once, and how many of the next one were."""
-        epochs, begun = divmod(self.agreed, self.examples)
-        return {"examples": self.examples, "epochs": epochs, "begun": begun}
+        epochs, begun = divmod(samples, self.examples)
+        return {"queue": {"examples": self.examples, "epochs": epochs, "begun": begun}}
 
     def taken_now(self) -> WorkUnit:
         return self.last._replace(consumed=self.consumed)
@@ -170,15 +170,17 @@ class QueuePosition(DataPosition):
         self._go_on(state["epoch"], state["agreed"], self.last.consumed)
 
     def rest(self, at: WorkUnit | None = None) -> dict[str, Any]:
-        return {"epoch": self.epoch, "agreed": self.agreed, "consumed": (at or self.taken_now()).consumed}
+        return {"agreed": self.agreed, "consumed": self.consumed if at is None else at.consumed}
 
     def redistribute(self, states: list[dict[str, Any]]) -> None:
         self.deal(states[0] | {"consumed": max(state["consumed"] for state in states)})
 
     def deal(self, rest: dict[str, Any]) -> None:
         """The list goes on behind what was agreed on, whoever had claimed it: it is the same for any workers."""
-        self.replay, self.last = [], WorkUnit(*[rest["consumed"]] * 3)
-        self._go_on(rest["epoch"], rest["agreed"], rest["consumed"])
+        consumed = rest["consumed"]
+        self.replay, self.last = [], WorkUnit(consumed, consumed, consumed)
+        self.context.clock.epoch = max(0, consumed - 1) // self.examples  # that of the last example
+        self._go_on(self.context.clock.epoch, rest["agreed"], consumed)
 
     def _go_on(self, epoch: int, agreed: int, consumed: int) -> None:
         self.epoch, self.agreed, self.context.clock.consumed = epoch, agreed, consumed

@@ -78,9 +78,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
     if comm.membership is not None:
         result["membership"] = worker.history
     result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
-    result["agreed"] = worker.position.consumed
-    if (counts := worker.position.counts()) is not None:
-        result["queue"] = counts
+    result |= worker.position.counts(result["samples"])
     if comm.rank == 0 and worker.job.folder is not None:
         save_weights(model, worker.job.folder / "model.pt")
     worker.observer.finished(result)

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from ..batch.base import Batch
+from ..comm.base import Comm
 from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
 from ..config.fit import check_claims
@@ -69,10 +70,11 @@ class Sampler:
         self.partition = chosen_partition(partition)
         self.drop_last = drop_last
         check_claims(self.partition, self.order_choice, drop_last)
-        self.blocks = shared_blocks(self._divided_by_speed(step), self.source.view(), self.comm, seed)
-        sizes = sizes_of(self.partition, self.batch_choice, self.blocks)
-        self.worker = describe(self.comm, seed=seed, sizes=sizes)
+        self.seed, self._step = seed, step
+        self._divide()
         self.epoch = 0
+        self._running = 0  # the epoch that the loop iterates over
+        self.guard: Callable[[Callable[[], None]], None] = _call  # around what all workers do, where one may be lost
         self.finished = 0  # batches of this iteration that optimizer steps have used
         self._position: DataPosition | None = None
         self._deferred = False  # does the step, and not `watching`, hand gradients to the order?
@@ -83,17 +85,31 @@ class Sampler:
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
         self._restore_rng: Callable[[], None] | None = None
 
-    def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
+    def _divide(self) -> None:
+        """Divide the data among the workers."""
+        self.blocks = shared_blocks(self._divided_by_speed(), self.source.view(), self.comm, self.seed)
+        sizes = sizes_of(self.partition, self.batch_choice, self.blocks)
+        self.worker = describe(self.comm, seed=self.seed, sizes=sizes)
+
+    def _divided_by_speed(self) -> Partition:
         if not speeds_are_measured(self.partition):
             return self.partition
-        if step is None:
+        if self._step is None:
             raise UserError("speeds='measured' needs a step to measure: pass step=, one training step, to eq.Sampler")
-        rates = measure_rates(step, 1.0, self.comm)
+        rates = measure_rates(self._step, 1.0, self.comm)
         chosen: Partition = with_speeds(self.partition, rates)
         return chosen
 
+    def reform(self, comm: Comm) -> None:
+        """Divide the data among the workers of another generation. What was drawn and not used is given up."""
+        self.comm, self._position = comm, None
+        self._divide()
+        self._queue.clear()
+        self._unwatched.clear()
+        self._starts, self.finished, self._since_step, self._started = [], 0, 0, False
+
     # -- binding -------------------------------------------------------------------------------------------------------
-    def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True) -> None:
+    def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True, shared: bool = False) -> None:
         """Let order and batch rule use this context from now on; what they have learned so far is kept."""
         state = self.state_dict() if self._position is not None else None
         # The streams of order and batch rule follow from the sampler's own seed.
@@ -106,6 +122,7 @@ class Sampler:
             self.batch_choice,
             drop_last=self.drop_last,
             lockstep=lockstep,
+            shared=shared,
         )
         self._deferred = deferred
         if state is not None:
@@ -128,9 +145,14 @@ class Sampler:
 
     # -- batches -------------------------------------------------------------------------------------------------------
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left of `count`: after a resume, from the one in progress on."""
-        first = self.epoch + (self.position.steps_left == 0)
-        yield from range(first, count)
+        """The numbers of the epochs that are left of `count`: after a resume, from the one in progress on.
+
+        A worker that joins a run in its first iteration goes on with the next epoch of the others.
+        """
+        number = self.epoch + (self.position.steps_left == 0)
+        while number < count:
+            yield number
+            number = max(number + 1, self.epoch + (self.position.steps_left == 0))
 
     def continue_with(self, restore_rng: Callable[[], None]) -> None:
         """Put the random generators back when the epoch in progress goes on.
@@ -143,24 +165,43 @@ class Sampler:
         return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.position
         restore, self._restore_rng = self._restore_rng, None
-        if position.steps_left == 0:
-            self.epoch += 1
-            position.begin(self.epoch)
-        elif restore is not None and position.part_done > 0:
+        if self.position.steps_left == 0:
+            self._running = self.epoch + 1
+            self.guard(self._begin_epoch)
+        elif restore is not None and self.position.part_done > 0:
             restore()
-        self._starts, self.finished = [position.taken_now()], 0
+        self._running = self.epoch
+        self._starts, self.finished = [self.position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
         self._since_step, self._started = 0, False
-        while position.steps_left:
+        while self.position.steps_left or self.epoch < self._running:
+            if not self.position.steps_left:  # workers have returned to the end of the epoch before
+                self.guard(self._begin_epoch)
+                continue
+            position = self.position
+            if not self._starts:
+                self._starts = [position.taken_now()]
             indices, places = position.take()
             self._starts.append(position.taken_now())
             self._unwatched.append(places)
             self._queue.append(Drawn(len(indices), places, position.largest))
             self._since_step += 1
             yield indices.tolist() or position.block[:1].tolist()
+
+    def _begin_epoch(self) -> None:
+        self.position.begin(self.epoch + 1)
+        self.epoch += 1
+
+    def taken_by_steps(self) -> DataPoint:
+        """Where the optimizer steps of this iteration have come to; the loader may be ahead of them."""
+        return self._starts[self.finished] if self._starts else self.position.taken_now()
+
+    @property
+    def drawn(self) -> int:
+        """Batches that the loader has drawn and no step has used yet."""
+        return len(self._queue)
 
     def use(self, accumulate: int) -> tuple[int, int, np.ndarray | None]:
         """An optimizer step uses the next `accumulate` batches: examples, largest batch, places of a single one.
@@ -225,3 +266,7 @@ class Sampler:
         self.epoch = state["epoch"]
         self.position.load_state_dict(state["position"])
         self._starts, self.finished = [], 0
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()

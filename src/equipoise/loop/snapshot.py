@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .data_position import DataPoint, DataPosition
     from .step import Step
 
-Label = tuple[int, int]  # generation and step
+Label = tuple[int, int]  # generation, and the how-manieth meeting in it
 
 
 class Done(NamedTuple):
@@ -54,7 +54,8 @@ def common_state(parts: Parts) -> dict[str, Any]:
         "batch": kept(step.batch, step.batch.COMMON) if step.batch is not None else {},
         "clock": step.clock.state_dict(),
         "now": step.comm.now,
-        "position": parts.position.rest(parts.at) if parts.position is not None else None,
+        # Without lockstep no loader is ahead, and what all have taken is known from a meeting alone.
+        "position": parts.position.rest(parts.at if step.lockstep else None) if parts.position is not None else None,
         "plain": parts.plain,
         # Not the same on all, but a good start for a newcomer.
         "model": step.model.state_dict(),

@@ -36,12 +36,17 @@ class Observer:
         console: Console | None = None,
         tensorboard: bool = False,
     ):
-        self.comm, self.clock, self.folder, self.described = comm, clock, folder, described
-        self.first = comm.rank == 0
-        self.console = console if self.first else None
-        self.tensorboard = tensorboard and self.first
+        self.clock, self.folder, self.described = clock, folder, described
+        self._console, self._tensorboard = console, tensorboard
+        self.follow(comm)
         self.handle: int | None = None
         self.board: Any = None
+
+    def follow(self, comm: Comm) -> None:
+        """Report for this comm: the first worker may be another one than before."""
+        self.comm, self.first = comm, comm.rank == 0
+        self.console = self._console if self.first else None
+        self.tensorboard = self._tensorboard and self.first
 
     def __enter__(self) -> Observer:
         if self.folder is not None:
