@@ -32,6 +32,8 @@ def refusal(a: Choice, b: Choice) -> str:
         if axes[0] == "order":
             return "lets each take its own" if method(*one).coordinated else ""
         return "the same steps" if method(*one).watches else ""
+    if axes == ("order", "partition"):
+        return "learns the order of a block" if method(*one).watches and method(*two).claimed else ""
     if axes == ("sync", "period"):
         needs, period = method(*one).needs(), method(*two)
         if not period.lockstep:

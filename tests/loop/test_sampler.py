@@ -20,7 +20,8 @@ from equipoise.comm.virtual import VirtualComm, World
 from equipoise.core.context import Context, WorkerInfo
 from equipoise.core.errors import CheckpointError, UserError
 from equipoise.launch.start import spawn
-from equipoise.loop.sampler import Position, Sampler
+from equipoise.loop.position import Position
+from equipoise.loop.sampler import Sampler
 from equipoise.loop.segment import ConstantBatchSegment
 from equipoise.order import FlipFlop, Reshuffle, Sequential, ShuffleOnce
 from equipoise.partition import Contiguous, FromFile

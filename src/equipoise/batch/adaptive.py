@@ -46,6 +46,7 @@ class Adaptive(Batch):
         "last_estimate",
         "probe_state",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("rounds", "averages", "tests", "last_estimate", "size_per_worker")
 
     start: int = option(16, help="examples per step and worker at first", least=1)
     most: int | None = option(
@@ -109,6 +110,16 @@ class Adaptive(Batch):
         if size > 1 or self.estimator == "examples":
             config = ProbeConfig(self.tested == "own", self.along, self.examples, self.gradient == "first")
             self.probe = PROBES[self.estimator](context, config, self.decide)
+        self._resize()
+
+    @property
+    def size_per_worker(self) -> float:
+        """Examples per step, on average: what is kept when the number of workers changes."""
+        return self.total / self.context.size
+
+    @size_per_worker.setter
+    def size_per_worker(self, value: float) -> None:
+        self.total = value * self.context.size
         self._resize()
 
     @property

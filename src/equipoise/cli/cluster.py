@@ -6,7 +6,7 @@ import argparse
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
@@ -131,21 +131,11 @@ def describe(cluster: Cluster) -> str:
     from ..simulate.units import seconds
 
     rows = [("workers", f"{cluster.size}, {len(set(cluster.rates))} different speeds")]
-    workers = zip(
-        cluster.rates,
-        cluster.sites,
-        cluster.jitter,  # type: ignore[arg-type]
-        cluster.failures_per_hour,  # type: ignore[arg-type]
-        cluster.repair,  # type: ignore[arg-type]
-        strict=True,
-    )
+    workers = [(cluster.rates[w], cluster.sites[w], cluster.disturbances(w)) for w in range(cluster.size)]
     first = 0
-    for (rate, site, jitter, failures, repair), group in itertools.groupby(workers):
+    for (rate, site, about), group in itertools.groupby(workers):
         last = first + len(list(group)) - 1
-        parts = [f"{rate:,.6g} examples/s"]
-        parts += [f"site {site}"] if site else []
-        parts += [f"jitter {100 * jitter:.3g} %"] if jitter else []
-        parts += [f"{failures:.3g} failures/h, {seconds(repair)} each"] if failures else []
+        parts = [f"{rate:,.6g} examples/s", *([f"site {site}"] if site else []), *describe_disturbances(about)]
         rows.append((f"  {first}" if first == last else f"  {first} to {last}", ", ".join(parts)))
         first = last + 1
     if not (cluster.across and len(cluster.across) == len(set(cluster.sites)) * (len(set(cluster.sites)) + 1) // 2):
@@ -161,6 +151,23 @@ def describe(cluster: Cluster) -> str:
             idle = f"{100 * (1 - slowest / fastest):.0f} %"
             rows.append(("straggler cost", f"with equal batches the fastest worker waits {idle} of its time"))
     return columns(rows)
+
+
+def describe_disturbances(about: dict[str, Any]) -> list[str]:
+    """What may befall a worker, in words."""
+    from ..simulate.units import seconds
+
+    parts = [f"jitter {100 * about['jitter']:.3g} %"] if about["jitter"] else []
+    if about["failures_per_hour"]:
+        parts.append(f"{about['failures_per_hour']:.3g} failures/h, {seconds(about['repair'])} each")
+    if about["slowdowns_per_hour"]:
+        times = f"{about['slowdown_factor']:.3g} times as slow for {seconds(about['slowdown'])}"
+        parts.append(f"{about['slowdowns_per_hour']:.3g} slow-downs/h, {times}")
+    for start, end, *factor in (*about["away"], *about["slow"]):
+        what = f"{factor[0]:.3g} times as slow" if factor else "away"
+        when = f"from {seconds(start)} to {seconds(end)}" if end < float("inf") else f"from {seconds(start)} on"
+        parts.append(f"{what} {when}")
+    return parts
 
 
 def describe_link(link: Link) -> str:

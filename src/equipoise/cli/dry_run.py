@@ -15,6 +15,7 @@ from ..loop.blocks import with_speeds
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
 from ..loop.nonfinite import agreement_cost
+from ..loop.positions import sizes_of
 from ..loop.segment import steps_of
 from ..period.every import Every
 from ..sync.base import Sync
@@ -58,12 +59,14 @@ def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[int
 
 
 def steps_per_epoch(job: Job, workers: int) -> int:
-    """Steps until the last worker has finished its block; with drop_last, its full batches."""
+    """Until the last worker has finished its block (with drop_last, its full batches), or all their common list."""
     blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
     world = World(workers)
     comm = VirtualComm(world, world.workers[0])
-    worker = describe(comm, seed=job.seed, sizes=[len(block) for block in blocks])
+    worker = describe(comm, seed=job.seed, sizes=sizes_of(job.partition, job.batch, blocks))
     sizes = job.batch.bind(Context(comm, worker=worker)).sizes()
+    if job.partition.claimed:
+        return -(-sum(map(len, blocks)) // sum(sizes))
     return steps_of(np.array([len(block) for block in blocks]), np.array(sizes), job.drop_last)
 
 

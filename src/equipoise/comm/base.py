@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..core.errors import WorkerError
 from .fused_reduction import FusedReduction, fused_cost
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
+
+if TYPE_CHECKING:
+    from .membership import Membership
 
 
 class Pending(ABC):
@@ -60,11 +63,18 @@ class Comm(ABC):
     described: bool = False  # does time follow from a described cluster?
     step: int = 0  # of the loop, for error messages
     seed: int = 0  # of the run; the failure model of a described cluster depends on it
+    membership: Membership | None = None  # where workers may come and go; this comm is then of one generation
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.ledger = Ledger()
+        self.absences: list[tuple[float, float]] = []  # simulated seconds that this worker was away, not told of yet
         self._scratch: torch.Tensor | None = None
+
+    @property
+    def worker(self) -> int:
+        """This worker's number for the whole run: its rank, unless workers come and go."""
+        return self.rank if self.membership is None else self.membership.worker
 
     # -- what algorithms call -------------------------------------------------------------------------------------
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:

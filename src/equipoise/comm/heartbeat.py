@@ -38,7 +38,7 @@ class Heartbeat:
 
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size = store, rank, size
-        self.calls = self.inside = self.step = self.beats = 0
+        self.calls = self.inside = self.step = self.beats = 0  # inside: comm calls that it is in
         self.ending = ""
         self._stop = threading.Event()
         self._parent = os.getppid()

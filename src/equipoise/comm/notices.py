@@ -104,8 +104,15 @@ class CounterNotices(Notices):
     themselves, a ring of slots. Counters are modulo 2^32.
     """
 
-    def __init__(self, rank: int, boards: dict[int, Segment], pids: dict[int, int], timeout: float):
-        self.rank, self.boards, self.pids, self.timeout = rank, boards, pids, timeout
+    def __init__(
+        self,
+        rank: int,
+        boards: dict[int, Segment],
+        pids: dict[int, int],
+        timeout: float,
+        given_up: Callable[[], bool] = bool,
+    ):
+        self.rank, self.boards, self.pids, self.timeout, self.given_up = rank, boards, pids, timeout, given_up
         self._places = {peer: _LINE + i * _PLACE for i, peer in enumerate(sorted(pids))}  # on every board, by peer
         self._words = {peer: memoryview(board.memory).cast("I") for peer, board in boards.items()}
         self._long = {peer: memoryview(board.memory).cast("Q") for peer, board in boards.items()}
@@ -179,6 +186,8 @@ class CounterNotices(Notices):
                 continue
             if state_of(self.pids[peer]) == "gone" and not _reached(words[word], target):
                 raise RuntimeError(f"worker {peer} has ended")
+            if self.given_up():
+                raise RuntimeError("another worker has been given up")
             if now > deadline:
                 raise RuntimeError(f"timed out after {self.timeout:g} s waiting for worker {peer}")
 

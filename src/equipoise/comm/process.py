@@ -20,6 +20,7 @@ from .diagnosis import FAILED, LOST, find_missing
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
 from .leaving import leave_together, refuse_uneven
+from .presence import Presence
 from .segment import Segment
 from .shared_memory import Expected, SharedMemory
 from .unhandled import report_unhandled
@@ -36,6 +37,16 @@ def _control_store(store: Any) -> Any:
     return PrefixStore(f"equipoise/{_joined}/control", store.clone())
 
 
+def join_group(store: Any, rank: int, size: int, timeout: float) -> None:
+    """Make the process group of torch.distributed."""
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+        backend = "cpu:gloo,cuda:nccl"
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+
+
 class ProcessComm(Comm):
     """The comm of one process. `deterministic` sums in rank order, bit for bit as virtual workers do."""
 
@@ -48,6 +59,7 @@ class ProcessComm(Comm):
         deterministic: bool = False,
         heartbeat: Heartbeat | None = None,
         steps: Any = None,
+        presence: Presence | None = None,
     ):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.deterministic = deterministic
@@ -56,8 +68,10 @@ class ProcessComm(Comm):
         self._step = 0
         self._loops = 0  # that have ended
         self._owner = False  # did this object make the process group? Then it ends it
-        self._heartbeat = heartbeat
-        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout)
+        self._heartbeat = heartbeat  # names a missing worker; in an elastic run the next roster does
+        self._pulse = heartbeat if presence is None else presence  # where this worker publishes its position
+        given_up = bool if presence is None else lambda: presence.broken
+        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout, given_up)
 
     @classmethod
     def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
@@ -97,18 +111,12 @@ class ProcessComm(Comm):
         steps: Any = None,
     ) -> ProcessComm:
         """Join a group through a store that all workers reach; heartbeats and counters use `control_store` if given."""
-        backend = "gloo"
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
-            backend = "cpu:gloo,cuda:nccl"
-        limit = datetime.timedelta(seconds=timeout)
         control_store = control_store or _control_store(store)
-        prefixed = PrefixStore(f"equipoise/{_joined}", store)
         # Before the group: a worker that is lost while it is made is named too.
         heartbeat = Heartbeat(control_store, rank, size)
         heartbeat.inside += 1
         try:
-            dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
+            join_group(PrefixStore(f"equipoise/{_joined}", store), rank, size, timeout)
         except RuntimeError as error:
             lost = peer_lost(heartbeat, error, f"while the group was made (timeout {timeout:g} s)")
             heartbeat.close()
@@ -130,10 +138,10 @@ class ProcessComm(Comm):
     def step(self, value: int) -> None:
         """Published at once: a worker may die before it communicates again."""
         self._step = value
-        if self._heartbeat is not None:
-            self._heartbeat.step = value
+        if self._pulse is not None:
+            self._pulse.step = value
         if self._steps is not None:
-            self._steps[self.rank] = value
+            self._steps[self.worker] = value
 
     def computed(self, examples: float) -> float:
         return 0.0
@@ -141,10 +149,10 @@ class ProcessComm(Comm):
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         """Turn a failed call into an error that names the missing worker; record its seconds."""
-        heartbeat = self._heartbeat
-        if heartbeat is not None:
-            heartbeat.calls += 1
-            heartbeat.inside += 1
+        pulse = self._pulse
+        if pulse is not None:
+            pulse.calls += 1
+            pulse.inside += 1
         began = time.perf_counter()
         try:
             yield
@@ -157,8 +165,8 @@ class ProcessComm(Comm):
             waited = time.perf_counter() - began
             raise self._diagnosis(call, error, waited) from error
         finally:
-            if heartbeat is not None:
-                heartbeat.inside -= 1
+            if pulse is not None:
+                pulse.inside -= 1
 
     def _diagnosis(self, call: str, error: Exception, waited: float) -> WorkerError:
         patience = f" (timeout {self.timeout:g} s)" if waited > 0.9 * self.timeout else ""
@@ -240,7 +248,7 @@ class ProcessComm(Comm):
             return
         try:
             if not leave_together(self._heartbeat, self._loops, steps, self.timeout):
-                raise self._diagnosis("the end of the loop", RuntimeError("timed out"))
+                raise self._diagnosis("the end of the loop", RuntimeError("timed out"), self.timeout)
         except UnevenSteps as error:
             self.leave_word(error)
             raise
@@ -251,8 +259,8 @@ class ProcessComm(Comm):
 
     def counter(self, name: str, add: int) -> int:
         with self._guard("counter"):
-            assert self._heartbeat is not None, "a counter needs the store of the process group"
-            return int(self._heartbeat.store.add(f"equipoise/counter/{name}", add))
+            assert self._pulse is not None, "a counter needs the store of the process group"
+            return int(self._pulse.store.add(f"equipoise/counter/{name}", add))
 
     def copies(self, tensor: torch.Tensor, peers: Iterable[int]) -> bool:
         return all(self._shared.reaches(peer, tensor) for peer in peers)
@@ -281,8 +289,8 @@ class ProcessComm(Comm):
             self._heartbeat.fail(f"{FAILED} ({type(error).__name__}: {_first_line(error)})")
 
     def close(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.close()
+        if self._pulse is not None:
+            self._pulse.close()
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -62,6 +62,14 @@ class UnevenSteps(WorkerError):
         )
 
 
+class TooFew(WorkerError):
+    """Fewer workers are left than the run may go on with."""
+
+
+class LeftOut(WorkerError):
+    """A worker that waits to take part in a run will not be let in: it is full, or it has ended."""
+
+
 class NonFinite(WorkerError):
     """The loss or the gradient is NaN or infinite."""
 

@@ -78,6 +78,9 @@ class Method(Configurable):
 
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes that a checkpoint keeps
     HEALTH: ClassVar[tuple[str, ...]] = ()  # attributes (numbers) that the events show
+    # When workers are lost or join, state starts afresh, except for
+    COMMON: ClassVar[tuple[str, ...]] = ()  # attributes that are the same on all workers: newcomers receive them,
+    OWN: ClassVar[tuple[str, ...]] = ()  # and attributes of one worker that stay true: it keeps them
 
     @abstractmethod
     def init_state(self) -> None:

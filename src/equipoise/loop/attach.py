@@ -17,23 +17,28 @@ from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
 from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
+from ..comm.membership import DEADLINE, Elasticity, Membership
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
 from ..config.fingerprint import flattened, tables_of
-from ..config.fit import check_fit, check_settings
+from ..config.fit import check_elastic, check_fit, check_settings
+from ..core.clock import Clock
 from ..core.context import WorkerInfo, describe
-from ..core.errors import CheckpointError, UserError
+from ..core.errors import CheckpointError, PeerLost, UserError
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
+from ..launch.take_part import elastic_comm
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
 from ..wire.base import Wire
+from .elastic_loop import ElasticLoop
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow, stepping_scaler
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler, refuse_unknown_sampler
+from .snapshot import Parts
 from .state import load_rng, load_trained, trained_state
 from .step import Step
 from .wrappers import refuse_wrapped
@@ -69,6 +74,9 @@ class attach:
         the loop sets `together.loss`, the gradient too unless it is "stop".
     log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
         report` reads it.
+    elastic: "MIN:MAX" lets workers be lost and join while the loop goes on, as long as there are MIN (MIN alone: at
+        most as many as there are). deadline: seconds after which a worker that does not answer is left out. See
+        "Workers that come and go" in the documentation.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
@@ -98,6 +106,8 @@ class attach:
         log_every: int = 10,
         keep: int = 2,
         progress: bool = False,
+        elastic: str | int | Elasticity | None = None,
+        deadline: float = DEADLINE,
     ):
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
@@ -129,11 +139,39 @@ class attach:
         self._claimed = False  # is the log folder this run's?
         self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
+        self._limits = elastic, deadline
+        self.elastic: ElasticLoop | None = None  # where workers may come and go
 
     def __enter__(self) -> attach:
-        self.comm: Comm = current_comm()
-        self.comm.seed = self.seed
-        check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=self.comm.size)
+        comm = current_comm()
+        limits, deadline = self._limits
+        if limits is not None and comm.membership is None:
+            comm = self._undo.enter_context(elastic_comm(comm, limits, deadline))
+        check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=comm.size)
+        self.clock = Clock()
+        if comm.membership is not None:
+            self._check_elastic(comm.membership)
+        self.form(comm, equal=True)
+        console = Console(self.clock, lambda: None) if self.progress else None
+        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
+        if comm.membership is not None:
+            self.elastic = ElasticLoop(self, comm.membership)
+            if self.sampler is not None:
+                self.sampler.guard = self.elastic.begin_epoch
+            self.elastic.begin()
+        self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
+        self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
+        if self.scaler is not None:
+            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
+        self._since = time.perf_counter()
+        return self
+
+    def form(self, comm: Comm, *, equal: bool) -> None:
+        """Become one of the workers behind `comm`; `equal`: all of them receive worker 0's parameters and buffers."""
+        self.comm = comm
+        comm.seed = self.seed
+        if self.sampler is not None and self.sampler.comm is not comm:
+            self.sampler.reform(comm)
         self.step = Step(
             self.model,
             self.optimizer,
@@ -146,39 +184,87 @@ class attach:
             buffers=self.buffer_policy,
             nonfinite=self.nonfinite,
             emit=self._emit,
+            clock=self.clock,
+            equal=equal,
         )
         step = self.step
         step.guard.folder = self.log
-        self.flat, self.clock, self.context = step.flat, step.clock, step.context
-        self.sync, self.period = step.sync, step.period
+        self.flat, self.context, self.sync, self.period = step.flat, step.context, step.sync, step.period
         if self.sampler is not None:
             # With several batches to a step, the order sees each of them as it comes.
-            self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
+            deferred, shared = self.accumulate == 1, comm.membership is not None
+            self.sampler.bind(self.context, lockstep=step.lockstep, deferred=deferred, shared=shared)
             step.follow(self.sampler.order, self.sampler.batch)
         self._keep_buffers()
-        console = Console(self.clock, lambda: None) if self.progress else None
-        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
-        self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
-        self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
-        if self.scaler is not None:
-            self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
-        self._since = time.perf_counter()
-        return self
 
     def __exit__(self, *error: Any) -> None:
-        self._undo.close()
-        if error[0] is None:
-            if self.step.talks and self.step.lockstep:
-                self.comm.leave_loop(self.clock.step)
-            self.sync.finish()
-            if self._claimed:
-                self.observer.finished(
-                    counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
-                )
-            elif self.step.talks:
-                barrier(self.comm)  # a program that ends takes memory with it from which others may still read
-        if self._claimed or self.observer.console is not None:
-            self.observer.__exit__(*error)
+        try:
+            if error[0] is None and self.elastic is None:
+                self._conclude()
+            elif error[0] is None and self.elastic is not None:
+                self.elastic.attempt("finish", self._conclude, None)
+            if self._claimed or self.observer.console is not None:
+                self.observer.__exit__(*error)
+        finally:
+            self._undo.__exit__(*error)
+
+    def _conclude(self) -> None:
+        if self.step.talks and self.step.lockstep:
+            self.comm.leave_loop(self.clock.step)
+        self.sync.finish()
+        if self._claimed:
+            self.observer.finished(self.outcome())
+        elif self.step.talks:
+            barrier(self.comm)  # a program that ends takes memory with it from which others may still read
+
+    def outcome(self) -> dict[str, Any]:
+        """Every counter over all workers, as in result.json; all workers call it together."""
+        departed = self.elastic.departed if self.elastic is not None else None
+        result = counters(self.step, described=self.comm.described, departed=departed)
+        if self.elastic is not None:
+            result["membership"] = self.elastic.history
+        if self.sampler is not None:
+            result |= self.sampler.position.counts(result["samples"])
+        return result | {"models": self._models, "stopped": 0}
+
+    # -- workers that come and go --------------------------------------------------------------------------------------
+    def _check_elastic(self, membership: Membership) -> None:
+        if self.scaler is not None:
+            raise UserError("elastic cannot take back a step of a GradScaler: use bfloat16, which needs none")
+        check_elastic(
+            membership.elasticity.least,
+            membership.elasticity.most,
+            period=self.period_choice,
+            sync=self.sync_choice,
+            wire=self.wire_choice,
+            batch=None if self.sampler is None else self.sampler.batch_choice,
+            partition=None if self.sampler is None else self.sampler.partition,
+        )
+
+    def parts(self) -> Parts:
+        """What another generation of this loop goes on with."""
+        sampler, elastic = self.sampler, self.elastic
+        assert elastic is not None
+        plain = {"history": elastic.history, "departed": elastic.departed, "claimed": self._claimed}
+        others = {"scheduler": self.scheduler}
+        if sampler is None:
+            return Parts(self.step, None, others, plain)
+        return Parts(self.step, sampler.position, others, plain, sampler.taken_by_steps())
+
+    def adopt(self, parts: Parts, happened: dict[str, Any]) -> None:
+        """Take over the plain values of another generation, or of another worker."""
+        assert self.elastic is not None
+        self.elastic.history, self.elastic.departed = parts.plain["history"], parts.plain["departed"]
+        if self.sampler is not None:
+            self.sampler.epoch = self.clock.epoch
+        self.observer.follow(self.comm)
+        if parts.plain["claimed"] and self.log is not None:
+            if not self._claimed:
+                self.observer.__enter__()
+                self._claimed = True
+            self.store = Store(self.comm, self.log, self.keep)
+        self._since = time.perf_counter()
+        self.observer.started(resumed=False, examples=self.context.worker.examples, classes=None, arrival=happened)
 
     def _describe(self) -> WorkerInfo:
         known = describe(self.comm, seed=self.seed) if self.sampler is None else self.sampler.worker
@@ -211,6 +297,19 @@ class attach:
         if self._fresh and self.sampler is None:
             refuse_unknown_sampler(self.comm)
         self._fresh = False
+        if self.elastic is None:
+            self._take_in()
+            return
+        self._counts = False
+        try:
+            self._counts = self.elastic.before_step() and self._take_in()
+        except PeerLost as error:
+            self.elastic.lost(error, let_in=True)
+        if not self._counts:
+            self.flat.zero_gradient(flat=False)
+
+    def _take_in(self) -> bool:
+        """The gradient is in place: let the sync see it."""
         self._open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
@@ -225,11 +324,26 @@ class attach:
         if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
+        return True
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.elastic is None:
+            self._give_back()
+        elif self._counts:
+            try:
+                self._give_back()
+                self.elastic.after_step()
+            except PeerLost as error:
+                self.elastic.lost(error, let_in=True)
+
+    def _give_back(self) -> None:
+        """The optimizer has moved the model: communicate, and count the step."""
         self.step.after()
         self._keep_buffers()
         self._count_seconds()
+        known = self.elastic is None and self.step.lockstep  # without lockstep nobody knows what others have taken
+        if self.sampler is not None and known and (self.clock.due or not self.step.talks):
+            self.sampler.position.confirm(self.sampler.taken_by_steps())
         if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
         if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
@@ -291,7 +405,11 @@ class attach:
         self.step.guard.meet()
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, EvaluationTask(source, TrainingLoss(loss, metrics), device), names)
+        task = EvaluationTask(source, TrainingLoss(loss, metrics), device)
+        if self.elastic is None:
+            self._models = evaluate(self.step, task, names)
+        else:
+            self._models = self.elastic.attempt("evaluate", lambda: evaluate(self.step, task, names), self._models)
         self._since = time.perf_counter()
         if self._claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
@@ -310,7 +428,7 @@ class attach:
         worker = self.context.worker
         classes = None
         if self.sampler is not None:
-            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.block)
+            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.own_block)
         self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
 
     def _emit(self, event: str, **fields: Any) -> None:
@@ -325,6 +443,12 @@ class attach:
         """
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
+        if self.elastic is None:
+            return self.save()
+        return self.elastic.attempt("checkpoint", self.save, self.log / "checkpoints")
+
+    def save(self) -> Path:
+        """A checkpoint, without looking after workers that are lost meanwhile."""
         self._open_log(resumed=False)
         self.step.guard.meet()
         state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
@@ -333,6 +457,8 @@ class attach:
         steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
         path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
         self.observer.emit("checkpoint", path=path.name)
+        if self.elastic is not None:
+            self.elastic.saved()
         self._since = time.perf_counter()
         return path
 
@@ -346,6 +472,8 @@ class attach:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
         if step is None and not available(self.log):
             return 0
+        if self.comm.membership is not None and self.comm.membership.waiting:
+            return 0  # the others know where the run is
         path = choose(self.log, step)
         manifest = read_manifest(path)
         refuse_mismatch(manifest["fingerprint"], self._fingerprint())
@@ -360,6 +488,8 @@ class attach:
         if self.sampler is not None:
             self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
+        if self.elastic is not None:
+            self.elastic.saved()
         self._since = time.perf_counter()
         return self.clock.step
 

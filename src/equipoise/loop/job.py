@@ -12,8 +12,11 @@ import torch
 from torch import nn
 
 from ..batch.base import Batch
+from ..comm.base import Comm
+from ..comm.membership import Elasticity
+from ..comm.virtual_membership import Change
 from ..config.defaults import chosen_sync, default
-from ..config.fit import check_fit, check_settings, warn_of_one_epoch
+from ..config.fit import check_elastic, check_fit, check_settings, warn_of_one_epoch
 from ..core.errors import UserError
 from ..core.stop import Stop
 from ..data.source import Source
@@ -84,6 +87,8 @@ class Job:
     quiet: bool = True
     tensorboard: bool = False
     stop: Stop = field(default_factory=Stop)
+    elastic: Elasticity | None = None  # may workers come and go?
+    changes: list[Change] = field(default_factory=list)  # of virtual workers, as planned
 
     def __post_init__(self) -> None:
         self.training_loss = TrainingLoss(self.loss, self.metrics, perplexity=self.perplexity)
@@ -105,12 +110,24 @@ class Job:
             partition=self.partition,
             wire=self.wire,
             workers=workers,
+            drop_last=self.drop_last,
         )
+        if self.elastic is not None:
+            check_elastic(
+                self.elastic.least,
+                self.elastic.most,
+                period=self.period,
+                sync=self.sync,
+                wire=self.wire,
+                batch=self.batch,
+                partition=self.partition,
+            )
 
-    def slow_down(self, rank: int, size: int) -> float:
+    def slow_down(self, comm: Comm) -> float:
         """The factor in `slow` of one worker; for trying out unequal workers on equal machines."""
         if self.slow is None:
             return 1.0
-        if len(self.slow) != size or min(self.slow) < 1.0:
-            raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {size} workers")
-        return self.slow[rank]
+        fits = comm.membership is not None or len(self.slow) == comm.size
+        if not fits or min(self.slow) < 1.0:
+            raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {comm.size} workers")
+        return self.slow[comm.worker] if comm.worker < len(self.slow) else 1.0

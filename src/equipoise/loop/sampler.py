@@ -18,13 +18,15 @@ from ..batch.base import Batch
 from ..comm.base import Comm
 from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
+from ..config.fit import check_claims
 from ..core.context import Context, describe
 from ..core.errors import UserError
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
-from .position import Position, Taken
+from .data_position import DataPoint, DataPosition
+from .positions import position_of, sizes_of
 from .speeds import measure_rates
 
 _last_drawn: WeakKeyDictionary[Comm, weakref.ref[Sampler]] = WeakKeyDictionary()  # whose batches a worker trains on
@@ -73,43 +75,68 @@ class Sampler:
         self.order_choice, self.batch_choice = chosen_order(order), chosen_batch(batch)
         self.partition = chosen_partition(partition)
         self.drop_last = drop_last
-        self.blocks = shared_blocks(self._divided_by_speed(step), self.source.view(), self.comm, seed)
-        self.worker = describe(self.comm, seed=seed, sizes=[len(block) for block in self.blocks])
+        check_claims(self.partition, self.order_choice, drop_last)
+        self.seed, self._step = seed, step
+        self._divide()
         self.epoch = 0
+        self._running = 0  # the epoch that the loop iterates over
+        self.guard: Callable[[Callable[[], None]], None] = _call  # around what all workers do, where one may be lost
         self.finished = 0  # batches of this iteration that optimizer steps have used
-        self._position: Position | None = None
+        self._position: DataPosition | None = None
         self._deferred = False  # does the step, and not `watching`, hand gradients to the order?
         self._queue: deque[Drawn] = deque()  # drawn, and not yet used by an optimizer step
         self._since_step = 0  # batches drawn since the last optimizer step
         self._started = False  # has an optimizer step used a batch of this iteration?
-        self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
+        self._starts: list[DataPoint] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
         self._watched = 0  # batches of this iteration that were watched
         self._restore_rng: Callable[[], None] | None = None
 
-    def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
+    def _divide(self) -> None:
+        """Divide the data among the workers."""
+        self.blocks = shared_blocks(self._divided_by_speed(), self.source.view(), self.comm, self.seed)
+        sizes = sizes_of(self.partition, self.batch_choice, self.blocks)
+        self.worker = describe(self.comm, seed=self.seed, sizes=sizes)
+
+    def _divided_by_speed(self) -> Partition:
         if not speeds_are_measured(self.partition):
             return self.partition
-        if step is None:
+        if self._step is None:
             raise UserError("speeds='measured' needs a step to measure: pass step=, one training step, to eq.Sampler")
-        rates = measure_rates(step, 1.0, self.comm)
+        rates = measure_rates(self._step, 1.0, self.comm)
         chosen: Partition = with_speeds(self.partition, rates)
         return chosen
 
+    def reform(self, comm: Comm) -> None:
+        """Divide the data among the workers of another generation. What was drawn and not used is given up."""
+        self.comm, self._position = comm, None
+        self._divide()
+        self._queue.clear()
+        self._unwatched.clear()
+        self._starts, self.finished, self._since_step, self._started = [], 0, 0, False
+
     # -- binding -------------------------------------------------------------------------------------------------------
-    def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True) -> None:
+    def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True, shared: bool = False) -> None:
         """Let order and batch rule use this context from now on; what they have learned so far is kept."""
         state = self.state_dict() if self._position is not None else None
         # The streams of order and batch rule follow from the sampler's own seed.
         context = dataclasses.replace(context, worker=dataclasses.replace(context.worker, seed=self.worker.seed))
-        order, batch = self.order_choice.bind(context), self.batch_choice.bind(context)
-        self._position = Position(context, self.blocks, order, batch, self.drop_last, lockstep)
+        self._position = position_of(
+            self.partition,
+            context,
+            self.blocks,
+            self.order_choice,
+            self.batch_choice,
+            drop_last=self.drop_last,
+            lockstep=lockstep,
+            shared=shared,
+        )
         self._deferred = deferred
         if state is not None:
             self.load_state_dict(state)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         if self._position is None:
             self.bind(Context(self.comm, worker=self.worker), deferred=False)
         assert self._position is not None
@@ -125,9 +152,14 @@ class Sampler:
 
     # -- batches -------------------------------------------------------------------------------------------------------
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left of `count`: after a resume, from the one in progress on."""
-        first = self.epoch + (self.position.steps_left == 0)
-        yield from range(first, count)
+        """The numbers of the epochs that are left of `count`: after a resume, from the one in progress on.
+
+        A worker that joins a run in its first iteration goes on with the next epoch of the others.
+        """
+        number = self.epoch + (self.position.steps_left == 0)
+        while number < count:
+            yield number
+            number = max(number + 1, self.epoch + (self.position.steps_left == 0))
 
     def continue_with(self, restore_rng: Callable[[], None]) -> None:
         """Put the random generators back when the epoch in progress goes on.
@@ -140,19 +172,25 @@ class Sampler:
         return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.position
         restore, self._restore_rng = self._restore_rng, None
-        if position.steps_left == 0:
-            self.epoch += 1
-            position.begin(self.epoch)
-        elif restore is not None and position.taken.any():
+        if self.position.steps_left == 0:
+            self._running = self.epoch + 1
+            self.guard(self._begin_epoch)
+        elif restore is not None and self.position.part_done > 0:
             restore()
-        self._starts, self.finished = [position.taken_now()], 0
+        self._running = self.epoch
+        self._starts, self.finished = [self.position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
         self._since_step, self._started, self._watched = 0, False, 0
         _last_drawn[self.comm] = weakref.ref(self)
-        while position.steps_left:
+        while self.position.steps_left or self.epoch < self._running:
+            if not self.position.steps_left:  # workers have returned to the end of the epoch before
+                self.guard(self._begin_epoch)
+                continue
+            position = self.position
+            if not self._starts:
+                self._starts = [position.taken_now()]
             indices, places = position.take()
             self._starts.append(position.taken_now())
             self._unwatched.append(places)
@@ -182,6 +220,19 @@ class Sampler:
     def runs_dry(self) -> bool:
         """Has this worker fewer examples than there are steps in an epoch?"""
         return len(self.position.block) < self.position.steps_of_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.position.begin(self.epoch + 1)
+        self.epoch += 1
+
+    def taken_by_steps(self) -> DataPoint:
+        """Where the optimizer steps of this iteration have come to; the loader may be ahead of them."""
+        return self._starts[self.finished] if self._starts else self.position.taken_now()
+
+    @property
+    def drawn(self) -> int:
+        """Batches that the loader has drawn and no step has used yet."""
+        return len(self._queue)
 
     def use(self, accumulate: int) -> tuple[int, int, np.ndarray | None]:
         """An optimizer step uses the next `accumulate` batches: examples, largest batch, places of a single one.
@@ -264,3 +315,7 @@ def refuse_unknown_sampler(comm: Comm) -> None:
             f"{type(sampler.batch_choice).__name__} measures gradients, and without its sampler eq.attach cannot show "
             "it any, so that sizes would never change: pass sampler=sampler to eq.attach"
         )
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()

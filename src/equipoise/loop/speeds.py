@@ -132,7 +132,7 @@ def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None) -> li
     """
     from ..core.random import rng_state, set_rng_state
 
-    slow = job.slow_down(comm.rank, comm.size)
+    slow = job.slow_down(comm)
     if comm.virtual:
         # Virtual workers take turns on one processor: only their simulated clock tells them apart.
         with comm.uncounted():

@@ -32,8 +32,9 @@ from .nonfinite import Guard
 class Step:
     """One worker's model, optimizer and methods, and the order in which they act.
 
-    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then
-    called once per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
+    On construction all workers receive worker 0's parameters and buffers, unless `equal` is False. `begin`, `before`
+    and `after` are then called once per step; between `before` and `after` the optimizer takes its step, if `before`
+    returned True.
     """
 
     order: Order | None = None
@@ -55,14 +56,17 @@ class Step:
         emit: Callable[..., None] = no_op_emit,
         fresh_gradients: FreshGradients | None = None,
         example_gradients: Callable[[int], list[torch.Tensor]] | None = None,
+        clock: Clock | None = None,
+        equal: bool = True,
     ):
         self.model, self.optimizer, self.comm = model, optimizer, comm
         self.buffer_policy = buffers
         self.flat, self.buffers = Flat(model), Buffers(model)
-        make_equal(comm, model, self.flat)
+        if equal:
+            make_equal(comm, model, self.flat)
         # With one worker there is nobody to talk to: every method is the plain optimizer.
         chosen = sync if comm.size > 1 else NoSync()
-        self.clock = Clock()
+        self.clock = Clock() if clock is None else clock
         self.wire = wire.bind(Context(comm, self.clock, worker, flat=self.flat))
         self.compressed = chosen.takes_wires(comm.size)[0] != "none" and not wire.plain
         self.context = Context(
@@ -110,6 +114,9 @@ class Step:
         self.clock.busy += simulated if self.comm.virtual else seconds
         if not self.comm.described:
             self.comm.ledger.compute += seconds
+        while self.comm.absences:
+            since, until = self.comm.absences.pop(0)
+            self.context.emit("away", since=since, until=until)
 
     def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.

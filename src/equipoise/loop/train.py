@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from ..batch.base import Batch
 from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import choose, read_manifest
 from ..checkpoint.weights import save_weights
+from ..comm.membership import DEADLINE, Elasticity
 from ..config import defaults
 from ..config.fingerprint import flattened, tables_of
 from ..core.progress_bar import shown
@@ -29,10 +31,10 @@ from ..simulate.units import duration
 from ..sync.base import Sync
 from ..wire.base import Wire
 from .blocks import speeds_are_measured
+from .generations import train_worker
 from .job import Job, Length
 from .run_folder import prepare_folder
 from .until import Until
-from .worker import Worker
 
 
 @dataclass
@@ -85,6 +87,8 @@ def train(
     seed: int = 0,
     deterministic: bool = False,
     timeout: float = 300.0,
+    elastic: str | int | Elasticity | None = None,
+    deadline: float = DEADLINE,
     progress: bool = False,
     buffers: str = "local",
     micro: int | None = None,
@@ -117,6 +121,8 @@ def train(
     virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are
         used.
     device: where the models of the workers live.
+    elastic: "MIN:MAX" lets workers be lost and join while the run goes on, as long as there are MIN (MIN alone: at most
+        `workers`). deadline: seconds after which a worker that does not answer is left out.
     out: a folder for events, checkpoints and the result; `resume=True` goes on from its newest checkpoint.
     deterministic: sum in rank order, so that processes give the bits of virtual workers.
     buffers: BatchNorm statistics at evaluation and rounds: "local", "average" or "recompute".
@@ -177,12 +183,19 @@ def train(
         evaluate_every=evaluate_every,
         log_every=log_every,
         tensorboard=tensorboard,
+        elastic=chosen_elasticity(elastic, workers, deadline),
     )
     job.check_fit(workers)
     job.fingerprint = _fingerprint(job)
     if job.folder is not None:
         prepare(job, resume)
     return run_job(job, workers, virtual=virtual, cluster=cluster, deterministic=deterministic, timeout=timeout)
+
+
+def chosen_elasticity(elastic: str | int | Elasticity | None, workers: int, deadline: float) -> Elasticity | None:
+    if elastic is None or isinstance(elastic, Elasticity):
+        return elastic
+    return Elasticity.parse(elastic, workers, deadline)
 
 
 def _default_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -215,18 +228,36 @@ def run_job(
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 
-    if not virtual and workers > 1 and not under_torchrun():
+    if not virtual and (workers > 1 or job.elastic is not None) and not under_torchrun():
         # The first optimizer of a process imports much of torch: once here, not in every forked worker.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
     def work(comm: Any) -> tuple[dict[str, Any], Any]:
-        result, state = Worker(job, comm).run()
-        return result, state if comm.rank == 0 or under_torchrun() else None
+        result, state = train_worker(job, comm)
+        return result, state if comm.rank == 0 or job.elastic is not None or under_torchrun() else None
 
     rows = spawn(
-        work, workers, virtual=virtual, cluster=cluster, timeout=timeout, deterministic=deterministic, stop=job.stop
+        work,
+        workers,
+        virtual=virtual,
+        cluster=cluster,
+        timeout=timeout,
+        deterministic=deterministic,
+        stop=job.stop,
+        elastic=job.elastic,
+        changes=job.changes,
+        announce=lambda address: announce(job, address),
     )
     result, state = rows[0]
     model = job.model()
     model.load_state_dict(state)
     return Run(result, model, job.folder, stopped=int(result.pop("stopped")))
+
+
+def announce(job: Job, address: str) -> None:
+    """Say where workers can join."""
+    if job.folder is not None:
+        (job.folder / "address").write_text(f"{address}\n")
+    if not job.quiet:
+        where = job.folder if job.folder is not None else address
+        print(f"equipoise: to add a worker: equipoise join {where}", file=sys.stderr, flush=True)

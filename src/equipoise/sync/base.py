@@ -83,7 +83,7 @@ class Sync(Method):
         """Send this with the sums of the next step. A sync without sums ignores it: the batch rule then sends it."""
 
     def check_graph(self, size: int) -> None:
-        """Refuse a topology that does not suit this method on so many workers."""
+        """Refuse a topology, or groups, that do not suit this method on so many workers."""
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         """Which wires besides float32: "all", "dense", "casts" or "none"; and why not more, for an error message."""

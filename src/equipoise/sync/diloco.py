@@ -46,6 +46,8 @@ class DiLoCo(AveragesParameters):
         "steps_left",
         "message",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("anchor", "momenta", "rounds_begun")
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
 
     in_flight: ClassVar[tuple[str, ...]] = ("message",)
 

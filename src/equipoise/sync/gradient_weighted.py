@@ -44,6 +44,8 @@ class GradientWeighted(Sync):
         "norm_state",
         "weight_units",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("centre_model", "last_round_steps", "round_steps", "weight_units")
+    OWN: ClassVar[tuple[str, ...]] = ("norm_state",)
     HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
 
     pull: float = option(

@@ -47,6 +47,8 @@ class LSGD(Sync):
         "last_round_steps",
         "round_steps",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("leader_model", "last_round_steps", "round_steps")
+    OWN: ClassVar[tuple[str, ...]] = ("losses",)
     HEALTH: ClassVar[tuple[str, ...]] = ("leader",)
 
     pull: float = option(

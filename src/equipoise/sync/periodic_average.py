@@ -28,6 +28,7 @@ class PeriodicAverage(AveragesParameters):
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
 
     weights: str = option("size", help=WEIGHTS_HELP, choices=WEIGHTS)
     state: str = option("local", help=STATES_HELP, choices=STATES)

@@ -30,6 +30,8 @@ class SlowMo(AveragesParameters):
 
     centre_state: ClassVar[str] = "anchor"
     STATE: ClassVar[tuple[str, ...]] = ("anchor", "momentum", "samples_at_last_round")
+    COMMON: ClassVar[tuple[str, ...]] = ("anchor", "momentum")
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
 
     beta: float = option(0.7, help="slow momentum", least=0, below=1)
     alpha: float = option(1.0, help="slow learning rate", above=0)

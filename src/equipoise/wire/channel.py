@@ -35,6 +35,10 @@ Summation = Generator[Exchange, None, torch.Tensor]
 class SumChannel:
     """One sum at a time. `feedback = False` codes what it is given, without a residual."""
 
+    # What outlives a change of membership; what this rank has kept of its sums does not.
+    COMMON = ("count", "reference", "memories")
+    OWN = ("unsent",)
+
     def __init__(self, wire: Wire, number: int, *, feedback: bool, in_model: bool = False):
         assert wire.context.flat is not None
         self.wire, self.context, self.number = wire, wire.context, number
@@ -61,6 +65,15 @@ class SumChannel:
     @property
     def in_flight(self) -> bool:
         return self._flight is not None
+
+    @property
+    def unsent(self) -> torch.Tensor | None:
+        """The residual; none of it where a sum in flight was lost, whose vector is coded again with the next one."""
+        return None if self.in_flight or not self.feedback else self.residual
+
+    @unsent.setter
+    def unsent(self, value: torch.Tensor | None) -> None:
+        self.residual = value
 
     @property
     def exchanges(self) -> int:

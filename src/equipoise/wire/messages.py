@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class MessageChannel:
     """All workers call `next_message` together, whoever sends."""
 
+    # What outlives a change of membership.
+    COMMON = ("count",)
+    OWN = ("memory",)
+
     def __init__(self, wire: Wire, number: int):
         assert wire.context.flat is not None
         self.wire, self.context, self.number = wire, wire.context, number

@@ -30,6 +30,10 @@ class ReplicaChannel:
     model and at zero.
     """
 
+    # What outlives a change of membership; replicas begin anew, on both ends of each link.
+    COMMON = ("count",)
+    OWN = ("memory",)
+
     def __init__(self, wire: Wire, number: int, vectors: int, gamma: float, *, tracks: bool = True):
         assert wire.context.flat is not None
         self.wire, self.context, self.number = wire, wire.context, number
