@@ -46,7 +46,7 @@ def spawn(
         raise UserError(f"workers = {workers}: at least 1 is needed")
     if not timeout > 0:
         raise UserError(f"timeout = {timeout}: must be above zero")
-    if cluster is not None and cluster.size != workers:
+    if cluster is not None and cluster.size != workers and not (elastic is not None and cluster.size > workers):
         raise UserError(f"the cluster describes {cluster.size} workers and the run has {workers}: make them equal")
     if cluster is not None and not virtual:
         raise UserError("a described cluster is simulated: pass virtual=True (--virtual) with it")
