@@ -147,6 +147,10 @@ class ProcessComm(Comm):
             if self._heartbeat is not None:
                 self._heartbeat.inside -= 1
 
+    def _busy(self, change: int) -> None:
+        if isinstance(self._heartbeat, Presence):
+            self._heartbeat.busy += change
+
     def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
         missing = self._heartbeat.missing() if self._heartbeat is not None else None
         if missing is None:
