@@ -31,7 +31,14 @@ _DEFAULTS = {
     "sync": "all-reduce, or periodic-average with a period",
     "model": "one that fits the data",
 }
-_METAVARS = {"cluster": "FILE", "budget": "TIME", "out": "FOLDER", "loss": "NAME"}
+_METAVARS = {
+    "cluster": "FILE",
+    "budget": "TIME",
+    "out": "FOLDER",
+    "elastic": "MIN:MAX",
+    "listen": "HOST:PORT",
+    "loss": "NAME",
+}
 
 
 def add_recipe_flags(parser: Parser) -> None:

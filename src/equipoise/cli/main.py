@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "compare a baseline, five methods and all of them together; no arguments, no download",
     "train": "train from a recipe: a TOML file, flags, or both",
     "compare": "run several choices with several seeds; show which wins, by how much and why",
+    "join": "add a worker to an elastic run that is going on",
     "resume": "continue a run that was stopped, or extend one that is finished",
     "report": "write a page about one or several runs: curves, workers, recipes",
     "export": "write the trained weights of a run to a file: pt or safetensors",

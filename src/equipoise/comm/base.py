@@ -191,7 +191,19 @@ class Comm(ABC):
         finally:
             self.ledger.counting = before
 
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Around a long computation of this worker while the others wait: it is alive, and not hung."""
+        self._busy(1)
+        try:
+            yield
+        finally:
+            self._busy(-1)
+
     # -- what an implementation fills -----------------------------------------------------------------------------
+    def _busy(self, change: int) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
+        """A long computation of this worker begins (1) or ends (-1)."""
+
     @abstractmethod
     def _sum(self, tensor: torch.Tensor) -> None: ...
 

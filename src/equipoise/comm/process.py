@@ -168,6 +168,10 @@ class ProcessComm(Comm):
             if pulse is not None:
                 pulse.inside -= 1
 
+    def _busy(self, change: int) -> None:
+        if isinstance(self._pulse, Presence):
+            self._pulse.busy += change
+
     def _diagnosis(self, call: str, error: Exception, waited: float) -> WorkerError:
         patience = f" (timeout {self.timeout:g} s)" if waited > 0.9 * self.timeout else ""
         where = f"in {call} at step {self.step}{patience}"

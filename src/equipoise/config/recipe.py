@@ -124,8 +124,12 @@ class Recipe:
         """The resolved recipe as TOML, with the versions in use; loading it gives the same recipe."""
         import tomli_w
 
+        return tomli_w.dumps(self.table())
+
+    def table(self) -> dict[str, Any]:
+        """The resolved recipe in plain values, with the versions in use; `from_dict` gives the same recipe."""
         table = self.resolved() | {"versions": versions()}
-        return tomli_w.dumps({k: _without_none(v) for k, v in table.items() if v is not None})
+        return {k: _without_none(v) for k, v in table.items() if v is not None}
 
     def dump(self, path: str | Path) -> None:
         """Write `text` to a file, whole or not at all."""

@@ -49,6 +49,24 @@ _TABLE = [
     ),
     Setting("deterministic", bool, False, "sum in rank order: bit-equal runs", _WHO),
     Setting("timeout", float, 300.0, "seconds to wait for a silent worker", _WHO, above=0),
+    Setting(
+        "elastic",
+        str,
+        None,
+        "let workers be lost and join: MIN:MAX of them, or MIN alone (default: the first loss ends the run)",
+        _WHO,
+    ),
+    Setting("deadline", float, 30.0, "with --elastic: seconds until a silent worker is left out", _WHO, above=0),
+    Setting("respawn", int, 0, "with --elastic: how many lost local workers are started again", _WHO, least=0),
+    Setting("listen", str, None, "with --elastic: HOST:PORT for other hosts to join (default: this host alone)", _WHO),
+    Setting(
+        "snapshot_every",
+        int,
+        16,
+        "with --elastic: steps that a loss may cost where every step has a round; elsewhere it is one round",
+        _WHO,
+        least=1,
+    ),
     Setting("slow", str, None, "slow workers down, to try out unequal ones: a factor each, such as 1,1,2,4", _WHO),
     Setting(
         "epochs",
@@ -122,7 +140,7 @@ def checked(name: str, value: Any, where: str) -> Any:
         value = float(value)
     elif setting.kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 1e6 is a handy way to write a whole number
-    elif name == "budget" and number:
+    elif name in ("budget", "elastic") and number:
         value = str(value)
     fits = isinstance(value, setting.kind) and isinstance(value, bool) == (setting.kind is bool)
     if not fits:

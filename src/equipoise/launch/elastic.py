@@ -71,7 +71,7 @@ class ElasticLauncher:
         except OSError as error:
             raise UserError(f"cannot listen at {listen}: {error.strerror}; choose another address") from None
 
-    def run(self, workers: int, announce: Callable[[str], None] | None = None) -> list[Any]:
+    def run(self, workers: int, announce: Callable[[str, Any], None] | None = None) -> list[Any]:
         """The results of the workers that came to the end, by worker."""
         # Shared memory in which each child writes its step, so that the step of a dead one is known too.
         self.steps = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
@@ -86,7 +86,7 @@ class ElasticLauncher:
             store = connect(self.address, self.timeout)
             self.store = own_run(store, "0", (self.elasticity, workers))
             if announce is not None:
-                announce(self.address)
+                announce(self.address, self.store)
             self._watch()
         finally:
             for child in self.processes:

@@ -32,7 +32,7 @@ def spawn(
     stop: Stop | None = None,
     elastic: Elasticity | str | int | None = None,
     changes: Sequence[Change] = (),
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str, Any], None] | None = None,
 ) -> list[Any]:
     """Run `function(comm)` on every worker; results by rank (under torchrun: that of this process alone).
 
@@ -40,13 +40,14 @@ def spawn(
     torchrun, and forked local processes elsewhere.
 
     elastic: "MIN:MAX" lets workers come and go (see `eq.attach`); results are of those that came to the end.
-    changes: of virtual workers, as planned. announce: is told at which address others can join.
+    changes: of virtual workers, as planned. announce: is told at which address others can join, and given the store
+        of the run.
     """
     if workers < 1:
         raise UserError(f"workers = {workers}: at least 1 is needed")
     if not timeout > 0:
         raise UserError(f"timeout = {timeout}: must be above zero")
-    if cluster is not None and cluster.size != workers:
+    if cluster is not None and cluster.size != workers and not (elastic is not None and cluster.size > workers):
         raise UserError(f"the cluster describes {cluster.size} workers and the run has {workers}: make them equal")
     if cluster is not None and not virtual:
         raise UserError("a described cluster is simulated: pass virtual=True (--virtual) with it")
@@ -100,7 +101,7 @@ def _run_elastic(
     workers: int,
     elastic: Elasticity,
     stop: Stop,
-    announce: Callable[[str], None] | None,
+    announce: Callable[[str, Any], None] | None,
     *,
     timeout: float,
     deterministic: bool,
@@ -131,7 +132,7 @@ def _run_elastic(
     else:
         store, worker, size = take_part.started(timeout, elastic)
     if announce is not None and size is not None and worker == 0:
-        announce(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+        announce(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", store)
     with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
         return [
             take_part.take_part(

@@ -40,6 +40,8 @@ def connect(address: str, timeout: float) -> Any:
 
     host, port = split(address)
     try:
+        # Tried first: a TCPStore retries for a long time, and prints what it calls a stack trace.
+        socket.create_connection((host, port), timeout=min(timeout, 10.0)).close()
         return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout))
     except Exception as error:
         raise UserError(f"no run answers at {address}: {str(error).splitlines()[0]}") from None
@@ -52,6 +54,18 @@ def joined_run(store: Any, address: str) -> Any:
     if not store.check([_CURRENT]):
         raise UserError(f"the run at {address} is not elastic: start it with --elastic MIN:MAX")
     return PrefixStore(store.get(_CURRENT).decode(), store)
+
+
+def joins_a_run() -> bool:
+    """Was this process started to join a run?"""
+    return JOIN in os.environ
+
+
+def fingerprint_of_the_run(timeout: float) -> dict[str, Any]:
+    """The choices of the run that this process joins."""
+    address = os.environ[JOIN]
+    stored: dict[str, Any] = json.loads(joined_run(connect(address, timeout), address).get("fingerprint"))
+    return stored
 
 
 def own_run(store: Any, number: str, begins: tuple[Elasticity, int] | None = None) -> Any:

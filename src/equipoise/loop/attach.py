@@ -303,8 +303,8 @@ class attach:
         self._counts = False
         try:
             self._counts = self.elastic.before_step() and self._take_in()
-        except PeerLost as error:
-            self.elastic.lost(error, let_in=True)
+        except PeerLost:
+            self.elastic.lost(let_in=True)
         if not self._counts:
             self.flat.zero_gradient(flat=False)
 
@@ -333,8 +333,8 @@ class attach:
             try:
                 self._give_back()
                 self.elastic.after_step()
-            except PeerLost as error:
-                self.elastic.lost(error, let_in=True)
+            except PeerLost:
+                self.elastic.lost(let_in=True)
 
     def _give_back(self) -> None:
         """The optimizer has moved the model: communicate, and count the step."""

@@ -73,18 +73,18 @@ class ElasticLoop:
         if self.agreement is not None:
             self.agreement.begin(self.loop.parts())
 
-    def lost(self, error: PeerLost, *, let_in: bool) -> None:
+    def lost(self, *, let_in: bool) -> None:
         """A worker was lost: go on without it."""
         transition = Transition(self.membership)
-        transition.begin(str(error))
+        transition.begin("loss")
         self._settle(self.membership.reform(let_in=let_in), transition)
 
     def attempt(self, call: str, function: Callable[[], Result], otherwise: Result) -> Result:
         """What all workers do together outside of a step; `otherwise` if one is lost and not all are here again."""
         try:
             return function()
-        except PeerLost as error:
-            self.lost(error, let_in=False)
+        except PeerLost:
+            self.lost(let_in=False)
         calls = self.loop.comm.gather_objects(call)
         return self.attempt(call, function, otherwise) if set(calls) == {call} else otherwise
 
@@ -93,8 +93,8 @@ class ElasticLoop:
         while True:
             try:
                 return function()
-            except PeerLost as error:
-                self.lost(error, let_in=False)
+            except PeerLost:
+                self.lost(let_in=False)
 
     def _settle(self, comm: Comm, transition: Transition, *, formed: bool = False) -> None:
         """Begin a generation; if that fails, the next one."""
@@ -103,8 +103,8 @@ class ElasticLoop:
             try:
                 self._begin(comm, transition, formed)
                 return
-            except PeerLost as error:
-                transition.begin(str(error))
+            except PeerLost:
+                transition.begin("loss")
             comm, formed = self.membership.reform(), False
 
     def _begin(self, comm: Comm, transition: Transition, formed: bool) -> None:

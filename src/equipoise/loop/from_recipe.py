@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..comm.membership import Elasticity
 from ..config import registry
 from ..config.build import objects, takes_topology
 from ..core.errors import UserError
@@ -66,11 +67,19 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         folder=Path(plain["out"]) if plain["out"] is not None else None,
         fingerprint=recipe.flat(),
         described=cluster is not None,
+        elastic=elasticity_of(plain),
     )
     job.check_fit(plain["workers"])
     job.model()  # a model that does not fit the data is refused here, once, and not by every worker
     start = {name: plain[name] for name in ("workers", "virtual", "deterministic", "timeout")}
     return job, start | {"cluster": cluster}
+
+
+def elasticity_of(plain: dict[str, Any]) -> Elasticity | None:
+    if plain["elastic"] is None:
+        return None
+    options = {name: plain[name] for name in ("deadline", "respawn", "listen", "snapshot_every")}
+    return Elasticity.parse(plain["elastic"], plain["workers"], **options)
 
 
 def seeded(model: Any, loaded: LoadedData, seed: int) -> typing.Callable[[], nn.Module]:

@@ -44,8 +44,8 @@ class _Generations:
                     raise self._too_few(worker)
                 transition = Transition(membership)
                 return worker.run()
-            except PeerLost as error:
-                transition.begin(str(error))
+            except PeerLost:
+                transition.begin("loss")
             except NewcomersWait:
                 transition.begin("join")
             comm = membership.reform()

@@ -89,6 +89,7 @@ class Job:
     stop: Stop = field(default_factory=Stop)
     elastic: Elasticity | None = None  # may workers come and go?
     changes: list[Change] = field(default_factory=list)  # of virtual workers, as planned
+    recipe: dict[str, Any] = field(default_factory=dict)  # for workers that join from the command line
 
     def __post_init__(self) -> None:
         self.training_loss = TrainingLoss(self.loss, self.metrics, perplexity=self.perplexity)

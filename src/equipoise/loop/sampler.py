@@ -90,6 +90,7 @@ class Sampler:
         self._starts: list[DataPoint] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
         self._watched = 0  # batches of this iteration that were watched
+        self._indices: np.ndarray | None = None  # of the batch that was drawn last
         self._restore_rng: Callable[[], None] | None = None
 
     def _divide(self) -> None:
@@ -188,17 +189,24 @@ class Sampler:
             if not self.position.steps_left:  # workers have returned to the end of the epoch before
                 self.guard(self._begin_epoch)
                 continue
-            position = self.position
-            if not self._starts:
-                self._starts = [position.taken_now()]
-            indices, places = position.take()
-            self._starts.append(position.taken_now())
-            self._unwatched.append(places)
-            self._queue.append(Drawn(len(indices), places, position.largest))
-            self._since_step += 1
-            yield indices.tolist() or self._again()
+            self.guard(self._draw)
+            if self._indices is not None:
+                yield self._indices.tolist() or self._again()
         if self.order.watches and not self._watched:
             logging.getLogger("equipoise").warning(self._unwatched_words())
+
+    def _draw(self) -> None:
+        """The next batch; none where workers have returned to the end of an epoch meanwhile."""
+        position, self._indices = self.position, None
+        if not position.steps_left:
+            return
+        if not self._starts:
+            self._starts = [position.taken_now()]
+        self._indices, places = position.take()
+        self._starts.append(position.taken_now())
+        self._unwatched.append(places)
+        self._queue.append(Drawn(len(self._indices), places, position.largest))
+        self._since_step += 1
 
     def _unwatched_words(self) -> str:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ..core.progress_bar import shown
 from ..core.torchrun import rank, under_torchrun, world_size
 from ..data.source import Source
 from ..launch.start import spawn
+from ..launch.take_part import fingerprint_of_the_run, joins_a_run
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -214,7 +216,7 @@ def prepare(job: Job, resume: bool | int) -> None:
     assert job.folder is not None
     if resume is False:
         # Under torchrun every process comes here: the first one alone may claim the folder.
-        prepare_folder(job.folder, first=rank() == 0)
+        prepare_folder(job.folder, first=rank() == 0 and not joins_a_run())
         return
     job.resume = choose(job.folder, None if resume is True else resume)
     refuse_mismatch(read_manifest(job.resume)["fingerprint"], job.fingerprint)
@@ -224,7 +226,10 @@ def run_job(
     job: Job, workers: int, *, virtual: bool, cluster: Cluster | None, deterministic: bool, timeout: float
 ) -> Run:
     """Start the workers of a prepared job and collect what they give."""
-    if job.blocks is None and not under_torchrun() and not speeds_are_measured(job.partition):
+    joins = job.elastic is not None and joins_a_run()
+    if joins:
+        refuse_mismatch(fingerprint_of_the_run(timeout), job.fingerprint)
+    if job.blocks is None and not (joins or under_torchrun() or speeds_are_measured(job.partition)):
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 
@@ -246,7 +251,7 @@ def run_job(
         stop=job.stop,
         elastic=job.elastic,
         changes=job.changes,
-        announce=lambda address: announce(job, address),
+        announce=lambda address, store: announce(job, address, store),
     )
     result, state = rows[0]
     model = job.model()
@@ -254,8 +259,10 @@ def run_job(
     return Run(result, model, job.folder, stopped=int(result.pop("stopped")))
 
 
-def announce(job: Job, address: str) -> None:
-    """Say where workers can join."""
+def announce(job: Job, address: str, store: Any) -> None:
+    """Say where workers can join, and what they need to know."""
+    store.set("fingerprint", json.dumps(job.fingerprint))
+    store.set("recipe", json.dumps(job.recipe))
     if job.folder is not None:
         (job.folder / "address").write_text(f"{address}\n")
     if not job.quiet:
