@@ -291,9 +291,28 @@ def test_measured_speeds_on_a_described_cluster() -> None:
     )
 
 
+def test_first_gradients_count_by_the_examples_that_were_in_them() -> None:
+    """Rounds across the end of an epoch: its last batch is shorter than the first of the round."""
+    pairs: list[tuple[int, float]] = []
+
+    class Spy(eq.batch.NormTest):
+        def observe(self, due: bool) -> Piggyback | None:
+            clock = self.context.clock
+            if clock.step % 4 == 0:
+                self.first_batch = clock.batch
+            piggyback = super().observe(due)
+            if piggyback is not None:
+                assert piggyback.metadata()[-1] == self.first_batch
+                pairs.append((self.first_batch, clock.batch))
+            return piggyback
+
+    workers_of(Spy(start=7, eta=math.inf, gradient="first"), 40)
+    assert any(first != last for first, last in pairs), "all batches were alike: the test says nothing"
+
+
 def test_sizes_that_follow_the_blocks() -> None:
     """As `proportional`, and they grow: all workers end an epoch together, with batches in proportion throughout."""
-    rule = eq.batch.NormTest(start=6, eta=0.5, speeds="blocks")
+    rule = eq.batch.NormTest(start=6, most=400, eta=0.5, speeds="blocks")
     rows = workers_of(rule, 12, partition=eq.partition.IID(speeds=[1, 2, 2, 3]), period=eq.period.Every(2))
     assert rows[0][0] == [3, 7, 7, 9]  # rounded up
     assert rows[0][-1][3] > 9

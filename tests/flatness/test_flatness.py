@@ -120,6 +120,18 @@ def test_gradient_norm_and_its_jackknife() -> None:
     assert spread / 3 < estimate.error < 3 * spread
 
 
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    """One parameter and a loss that is linear in it: the gradient is a mean of numbers, and theory knows its error."""
+    numbers = 5.0 + torch.randn(80, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = nn.Linear(1, 1, bias=False).double()
+    surface = Surface(model, lambda outputs, targets: outputs.mean(), (numbers, torch.zeros(80)))
+    parts = np.array_split(np.random.default_rng(0).permutation(surface.indices), 8)
+    means = [float(numbers[part].mean()) for part in parts]
+    estimate = gradient_norm(surface)
+    assert estimate.value == pytest.approx(float(numbers.mean()))
+    assert estimate.error == pytest.approx(np.std(means, ddof=1) / np.sqrt(8), rel=1e-9)
+
+
 def test_directions_have_the_lengths_of_the_filters() -> None:
     surface = Surface(net(), nn.CrossEntropyLoss(), (INPUTS, LABELS))
     for p, d in zip(surface.parameters, filter_normalised(surface, seed=5), strict=True):
