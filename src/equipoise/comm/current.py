@@ -31,3 +31,13 @@ def current_comm() -> Comm:
             comm = VirtualComm(world, world.workers[0])
         _local.comm = comm
     return comm
+
+
+def rank() -> int:
+    """The number of this worker, from 0 on; in `eq.spawn`, under torchrun, or 0 where it is alone."""
+    return current_comm().rank
+
+
+def world_size() -> int:
+    """The number of workers."""
+    return current_comm().size

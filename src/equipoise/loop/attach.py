@@ -15,6 +15,7 @@ from torch import nn
 
 from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
+from ..checkpoint.weights import save_weights
 from ..comm.base import Comm
 from ..comm.current import current_comm
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
@@ -67,8 +68,10 @@ class attach:
         step, and the last good checkpoint; "skip" lets the step count for nothing, on all workers alike; "leave-out"
         leaves the worker out of the round, after which it goes on from the others' model. The loss is checked where
         the loop sets `together.loss`, the gradient too unless it is "stop".
-    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
-        report` reads it.
+    final: the model that all workers hold when the block has ended: "mean" or "centre". Left out, each worker keeps
+        its own, and they differ; `together.model_state()` gives the agreed one.
+    log: a folder for events.jsonl, checkpoints, result.json and model.pt (the mean model), as `eq.train(out=...)`
+        writes them; `equipoise report` reads it.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
@@ -94,6 +97,7 @@ class attach:
         accumulate: int = 1,
         seed: int = 0,
         nonfinite: str = "stop",
+        final: str | None = None,
         log: str | Path | None = None,
         log_every: int = 10,
         keep: int = 2,
@@ -110,6 +114,10 @@ class attach:
         for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
             if value < 1:
                 raise UserError(f"{name} = {value}: at least 1 is needed")
+        if final not in (None, "mean", "centre"):
+            raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
+        if final == "centre" and not self.sync_choice.centre_state:
+            raise UserError(f"{type(self.sync_choice).__name__} has no centre: pass final='mean'")
         refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -119,7 +127,7 @@ class attach:
             )
         self.model, self.optimizer, self.scaler, self.scheduler = model, optimizer, scaler, scheduler
         self.clip, self.buffer_policy, self.share, self.seed = clip, buffers, share, seed
-        self.sampler, self.accumulate, self.nonfinite = sampler, accumulate, nonfinite
+        self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
         self.log_every, self.keep, self.progress = log_every, keep, progress
         self.batch: int = 1
@@ -171,9 +179,9 @@ class attach:
                 self.comm.leave_loop(self.clock.step)
             self.sync.finish()
             if self._claimed:
-                self.observer.finished(
-                    counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
-                )
+                self._write_result()
+            if self.final is not None:
+                self.model.load_state_dict(self.model_state(self.final))
         if self._claimed or self.observer.console is not None:
             self.observer.__exit__(*error)
 
@@ -263,6 +271,17 @@ class attach:
                 self.model.train(training)
                 self._since = time.perf_counter()
 
+    def model_state(self, name: str = "mean") -> dict[str, torch.Tensor]:
+        """The state_dict of the model `mean` or `centre`, the same on all workers, who call it together.
+
+        Each worker trains a model of its own: save this one, inside the block or after it. BatchNorm's statistics are
+        the mean of all workers'.
+        """
+        if name == "centre" and self.comm.size == 1:
+            name = "mean"
+        with self.evaluating(name):
+            return {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+
     def evaluate(
         self,
         data: Any,
@@ -300,6 +319,14 @@ class attach:
         if self.sampler is not None:
             classes = class_counts(self.sampler.source.view().labels, self.sampler.position.block)
         self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
+
+    def _write_result(self) -> None:
+        result = counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
+        state = self.model_state()
+        if self.comm.rank == 0:
+            assert self.log is not None
+            save_weights(state, self.log / "model.pt")
+        self.observer.finished(result)
 
     def _emit(self, event: str, **fields: Any) -> None:
         self.observer.emit(event, **fields)
