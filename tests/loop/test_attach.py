@@ -351,3 +351,43 @@ def test_uneven_numbers_of_steps_are_reported_as_such(
 
 def test_workers_that_train_alone_may_leave_when_they_like() -> None:
     eq.spawn(lambda comm: loops(comm, eq.sync.NoSync(), 4, [3, 2, 3]), 3, virtual=True)
+
+
+def trained(comm: Any, **choices: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], Any]:
+    torch.manual_seed(comm.rank)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with eq.attach(model, optimizer, period=4, **choices) as together:
+        for step in range(6):  # the last round was two steps ago
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(
+                model(INPUTS[eq.rank() + 3 * step :: 9]), TARGETS[eq.rank() + 3 * step :: 9]
+            ).backward()
+            optimizer.step()
+        own = [p.detach().clone() for p in model.state_dict().values()]
+    return own, model.state_dict(), together.model_state() if "final" not in choices else None
+
+
+def test_the_model_after_the_loop_is_defined(tmp_path: Path) -> None:
+    rows = eq.spawn(lambda comm: trained(comm, log=tmp_path / "run"), WORKERS, virtual=True)
+    means = [torch.stack(values).mean(0) for values in zip(*(own[:4] for own, _, _ in rows), strict=True)]
+    for own, left, agreed in rows:
+        assert all(map(torch.equal, own, left.values())), "without `final` each worker keeps its own"
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(agreed.values(), means, strict=False))
+        assert all(map(torch.equal, agreed.values(), rows[0][2].values())), "the same on all workers"
+    saved = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert all(torch.equal(saved[name], value) for name, value in rows[0][2].items())
+    final = eq.spawn(lambda comm: trained(comm, final="mean"), WORKERS, virtual=True)
+    assert all(map(torch.equal, final[1][1].values(), rows[0][2].values()))
+    centre = eq.spawn(lambda comm: trained(comm, final="centre", sync=eq.sync.EASGD()), WORKERS, virtual=True)
+    assert all(map(torch.equal, centre[0][1].values(), centre[2][1].values()))
+    eq.spawn(lambda comm: trained(comm, final="centre", sync=eq.sync.EASGD()), 1)
+    for choices, words in (({"final": "best"}, "mean or centre"), ({"final": "centre"}, "has no centre")):
+        with pytest.raises(UserError, match=words):
+            trained(eq.spawn(lambda comm: comm, 1)[0], **choices)
+
+
+def test_a_worker_knows_its_number() -> None:
+    for virtual in (True, False):
+        assert eq.spawn(lambda comm: (eq.rank(), eq.world_size()), 2, virtual=virtual) == [(0, 2), (1, 2)]
+    assert issubclass(eq.errors.NonFinite, eq.errors.WorkerError)

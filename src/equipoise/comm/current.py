@@ -43,3 +43,13 @@ def close() -> None:
     if comm is not None:
         comm.close()
         set_current(None)
+
+
+def rank() -> int:
+    """The number of this worker, from 0 on; in `eq.spawn`, under torchrun, or 0 where it is alone."""
+    return current_comm().rank
+
+
+def world_size() -> int:
+    """The number of workers."""
+    return current_comm().size

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
+from ..checkpoint.weights import save_weights
 from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
 from ..comm.membership import DEADLINE, Elasticity, Membership
@@ -72,8 +73,10 @@ class attach:
         step, and the last good checkpoint; "skip" lets the step count for nothing, on all workers alike; "leave-out"
         leaves the worker out of the round, after which it goes on from the others' model. The loss is checked where
         the loop sets `together.loss`, the gradient too unless it is "stop".
-    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
-        report` reads it.
+    final: the model that all workers hold when the block has ended: "mean" or "centre". Left out, each worker keeps
+        its own, and they differ; `together.model_state()` gives the agreed one.
+    log: a folder for events.jsonl, checkpoints, result.json and model.pt (the mean model), as `eq.train(out=...)`
+        writes them; `equipoise report` reads it.
     elastic: "MIN:MAX" lets workers be lost and join while the loop goes on, as long as there are MIN (MIN alone: at
         most as many as there are). deadline: seconds after which a worker that does not answer is left out. See
         "Workers that come and go" in the documentation.
@@ -102,6 +105,7 @@ class attach:
         accumulate: int = 1,
         seed: int = 0,
         nonfinite: str = "stop",
+        final: str | None = None,
         log: str | Path | None = None,
         log_every: int = 10,
         keep: int = 2,
@@ -120,6 +124,10 @@ class attach:
         for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
             if value < 1:
                 raise UserError(f"{name} = {value}: at least 1 is needed")
+        if final not in (None, "mean", "centre"):
+            raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
+        if final == "centre" and not self.sync_choice.centre_state:
+            raise UserError(f"{type(self.sync_choice).__name__} has no centre: pass final='mean'")
         refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -129,7 +137,7 @@ class attach:
             )
         self.model, self.optimizer, self.scaler, self.scheduler = model, optimizer, scaler, scheduler
         self.clip, self.buffer_policy, self.share, self.seed = clip, buffers, share, seed
-        self.sampler, self.accumulate, self.nonfinite = sampler, accumulate, nonfinite
+        self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
         self.log_every, self.keep, self.progress = log_every, keep, progress
         self.batch: int = 1
@@ -213,8 +221,10 @@ class attach:
             self.comm.leave_loop(self.clock.step)
         self.sync.finish()
         if self._claimed:
-            self.observer.finished(self.outcome())
-        elif self.step.talks:
+            self._write_result()
+        if self.final is not None:
+            self.model.load_state_dict(self.model_state(self.final))
+        if self.step.talks and not self._claimed:
             barrier(self.comm)  # a program that ends takes memory with it from which others may still read
 
     def outcome(self) -> dict[str, Any]:
@@ -389,6 +399,17 @@ class attach:
                 self.model.train(training)
                 self._since = time.perf_counter()
 
+    def model_state(self, name: str = "mean") -> dict[str, torch.Tensor]:
+        """The state_dict of the model `mean` or `centre`, the same on all workers, who call it together.
+
+        Each worker trains a model of its own: save this one, inside the block or after it. BatchNorm's statistics are
+        the mean of all workers'.
+        """
+        if name == "centre" and self.comm.size == 1:
+            name = "mean"
+        with self.evaluating(name):
+            return {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+
     def evaluate(
         self,
         data: Any,
@@ -430,6 +451,13 @@ class attach:
         if self.sampler is not None:
             classes = class_counts(self.sampler.source.view().labels, self.sampler.position.own_block)
         self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
+
+    def _write_result(self) -> None:
+        result, state = self.outcome(), self.model_state()
+        if self.comm.rank == 0:
+            assert self.log is not None
+            save_weights(state, self.log / "model.pt")
+        self.observer.finished(result)
 
     def _emit(self, event: str, **fields: Any) -> None:
         self.observer.emit(event, **fields)
