@@ -6,16 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core import errors
-from ..core.errors import WorkerError
-
-_WORD = "equipoise/word"  # the first worker that ends by an error says why
 INTERVAL = 0.5  # seconds between beats
 
 
@@ -106,22 +101,6 @@ class Heartbeat:
             self.ending = ending
             with contextlib.suppress(Exception):  # the store may be gone
                 self.publish()
-
-    def leave_word(self, error: WorkerError) -> None:
-        """Why this worker is about to end, for those who wait for it."""
-        with contextlib.suppress(Exception):  # the store may be gone
-            self.store.set(_WORD, json.dumps([type(error).__name__, str(error), error.rank, error.step]))
-
-    def last_word(self) -> WorkerError | None:
-        """The error with which a worker has ended, if it has left word."""
-        try:
-            if not self.store.check([_WORD]):
-                return None
-            kind, text, rank, step = json.loads(self.store.get(_WORD))
-            error: WorkerError = getattr(errors, kind)(text, rank, step)
-        except Exception:
-            return None
-        return error
 
     def close(self) -> None:
         """Publish that this worker has ended, and end the thread."""

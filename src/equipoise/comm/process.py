@@ -19,6 +19,7 @@ from .base import Comm, Pending, Stream
 from .diagnosis import FAILED, LOST, find_missing
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
+from .last_word import last_word, leave_word
 from .leaving import leave_together, refuse_uneven
 from .presence import Presence
 from .segment import Segment
@@ -177,7 +178,7 @@ class ProcessComm(Comm):
         where = f"in {call} at step {self.step}{patience}"
         if self._heartbeat is None:
             return PeerLost(f"worker {self.rank} lost the others {where}: {_first_line(error)}")
-        word = self._heartbeat.last_word()
+        word = last_word(self._heartbeat.store)
         if word is not None:
             return word
         return peer_lost(self._heartbeat, error, where)
@@ -259,7 +260,7 @@ class ProcessComm(Comm):
 
     def leave_word(self, error: WorkerError) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.leave_word(error)
+            leave_word(self._heartbeat.store, error)
 
     def counter(self, name: str, add: int) -> int:
         with self._guard("counter"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +17,10 @@ from ..checkpoint.store import Store, available, choose, read_manifest, read_wor
 from ..checkpoint.weights import save_weights
 from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
-from ..comm.membership import DEADLINE, Elasticity, Membership
+from ..comm.membership import DEADLINE, Elasticity
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
-from ..config.fingerprint import flattened, tables_of
-from ..config.fit import check_elastic, check_fit, check_settings
+from ..config.fit import check_fit, check_settings
 from ..core.clock import Clock
-from ..core.context import WorkerInfo, describe
 from ..core.errors import CheckpointError, PeerLost, UserError
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
@@ -36,6 +33,7 @@ from ..wire.base import Wire
 from .elastic_loop import ElasticLoop
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow, stepping_scaler
+from .own_loop import check_elastic_loop, fingerprint_of, worker_of
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler, refuse_unknown_sampler
@@ -158,7 +156,7 @@ class attach:
         check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=comm.size)
         self.clock = Clock()
         if comm.membership is not None:
-            self._check_elastic(comm.membership)
+            check_elastic_loop(self, comm.membership)
         self.form(comm, equal=True)
         console = Console(self.clock, lambda: None) if self.progress else None
         self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
@@ -184,7 +182,7 @@ class attach:
             self.model,
             self.optimizer,
             self.comm,
-            self._describe(),
+            worker_of(self),
             sync=self.sync_choice,
             wire=self.wire_choice,
             period=self.period_choice,
@@ -238,19 +236,6 @@ class attach:
         return result | {"models": self._models, "stopped": 0}
 
     # -- workers that come and go --------------------------------------------------------------------------------------
-    def _check_elastic(self, membership: Membership) -> None:
-        if self.scaler is not None:
-            raise UserError("elastic cannot take back a step of a GradScaler: use bfloat16, which needs none")
-        check_elastic(
-            membership.elasticity.least,
-            membership.elasticity.most,
-            period=self.period_choice,
-            sync=self.sync_choice,
-            wire=self.wire_choice,
-            batch=None if self.sampler is None else self.sampler.batch_choice,
-            partition=None if self.sampler is None else self.sampler.partition,
-        )
-
     def parts(self) -> Parts:
         """What another generation of this loop goes on with."""
         sampler, elastic = self.sampler, self.elastic
@@ -275,25 +260,6 @@ class attach:
             self.store = Store(self.comm, self.log, self.keep)
         self._since = time.perf_counter()
         self.observer.started(resumed=False, examples=self.context.worker.examples, classes=None, arrival=happened)
-
-    def _describe(self) -> WorkerInfo:
-        known = describe(self.comm, seed=self.seed) if self.sampler is None else self.sampler.worker
-        share = known.share if self.share is None else self.share
-        return dataclasses.replace(known, seed=self.seed, shares=tuple(self.comm.gather_objects(share)))
-
-    def _fingerprint(self) -> dict[str, Any]:
-        methods: dict[str, Any] = {
-            "period": self.period_choice,
-            "sync": self.sync_choice,
-            "wire": self.wire_choice,
-        }
-        if self.sampler is not None:
-            chosen = self.sampler
-            methods |= {"partition": chosen.partition, "order": chosen.order_choice, "batch": chosen.batch_choice}
-        settings: dict[str, Any] = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
-        if self.sampler is not None:
-            settings |= {"drop_last": self.sampler.drop_last, "examples": len(self.sampler.source)}
-        return flattened(tables_of(methods) | settings)
 
     # -- the step ------------------------------------------------------------------------------------------------------
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -483,7 +449,7 @@ class attach:
         state |= self.state_dict()
         # Those of the average worker, where each takes its own number of steps.
         steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
-        path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
+        path = self.store.save(state, steps, self.clock.epoch, fingerprint_of(self))
         self.observer.emit("checkpoint", path=path.name)
         if self.elastic is not None:
             self.elastic.saved()
@@ -504,7 +470,7 @@ class attach:
             return 0  # the others know where the run is
         path = choose(self.log, step)
         manifest = read_manifest(path)
-        refuse_mismatch(manifest["fingerprint"], self._fingerprint())
+        refuse_mismatch(manifest["fingerprint"], fingerprint_of(self))
         if manifest["workers"] != self.comm.size:
             raise CheckpointError(
                 f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train "
