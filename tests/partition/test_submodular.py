@@ -134,7 +134,7 @@ def test_equal_speeds_give_blocks_of_equal_value() -> None:
 
 @pytest.mark.parametrize("options", [{"polish": 20}, {"chunk": 100}, {"neighbours": 20}, {"kernel": "cosine"}])
 def test_variants_stay_closer_than_random(options: dict[str, Any]) -> None:
-    x, y = skewed_mixture(each=400)
+    x, y = skewed_mixture(each=250)
     speeds = [1.0, 2.0, 1.0, 4.0]
     plan = eq.partition.Submodular(speeds=speeds, **options).divide(x, y)
     owners(plan)

@@ -133,7 +133,10 @@ def check_deterministic(method: Configurable) -> None:
 
 def check_processes(method: Configurable) -> None:
     """Processes give the bits of virtual workers, or the same sums where real time decides (`exact = False`)."""
-    result = _train(method, virtual=False).result
+    same_as_virtual(method, _train(method, virtual=False).result)
+
+
+def same_as_virtual(method: Configurable, result: dict[str, Any]) -> None:
     same(result, reference(method), BITS if method.exact else ("steps", "rounds", "messages", "bytes"))
 
 
