@@ -22,6 +22,7 @@ from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_fit, check_settings
 from ..core.context import WorkerInfo, describe
 from ..core.errors import CheckpointError, UserError
+from ..core.method import Method
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
 from ..observe.console import Console
@@ -29,12 +30,13 @@ from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
 from ..wire.base import Wire
+from .contents import reading, refuse_other_contents
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
-from .state import load_rng, load_trained, trained_state
+from .state import load_rng, load_trained, refuse_other_classes, trained_state
 from .step import Step
 
 
@@ -300,8 +302,7 @@ class attach:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
         self._open_log(resumed=False)
         self.step.refuse_nonfinite_parameters()
-        state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        state |= self.state_dict()
+        state = self._whole_state()
         # Those of the average worker, where each takes its own number of steps.
         steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
         path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
@@ -327,14 +328,28 @@ class attach:
                 f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train "
                 "and `equipoise resume` can change their number"
             )
-        state = read_worker(path, manifest, self.comm.rank)
-        load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        self.load_state_dict(state)
+        with reading(path, self.comm.rank):
+            state = read_worker(path, manifest, self.comm.rank)
+            refuse_other_classes(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+            refuse_other_contents(state, self._whole_state(), self.optimizer, self._methods())
+            load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+            self.load_state_dict(state)
         if self.sampler is not None:
             self.sampler.continue_with(lambda: load_rng(state))
         self._open_log(resumed=True, checkpoint=path)
         self._since = time.perf_counter()
         return self.clock.step
+
+    def _whole_state(self) -> dict[str, Any]:
+        trained = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+        return trained | self.state_dict()
+
+    def _methods(self) -> dict[str, Method]:
+        """Those whose states are part of it, by their places there."""
+        methods: dict[str, Method] = {"sync": self.sync, "wire": self.step.wire, "period": self.period}
+        if self.sampler is not None:
+            methods |= {"sampler.order": self.sampler.order, "sampler.batch": self.sampler.batch}
+        return methods
 
     def state_dict(self) -> dict[str, Any]:
         """What methods and counters of this worker need to go on, for a loop that writes its own checkpoints."""

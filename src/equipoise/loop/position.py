@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,6 +182,7 @@ class Position:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["block"] != self.block.tolist():
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
+        refuse_impossible(state, self.context.rank, len(self.blocks), sum(map(len, self.blocks)))
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
         self._set_progress(state["lengths"], state["taken"])
         self.context.clock.consumed, self.before = state["consumed"], state["before"]
@@ -192,6 +194,8 @@ class Position:
 
     def redistribute(self, states: list[dict[str, Any]]) -> None:
         """Go on with an epoch that other workers began: the remaining examples are redistributed in turn, each once."""
+        for rank, state in enumerate(states):
+            refuse_impossible(state, rank, len(states), sum(map(len, self.blocks)))
         left = [np.asarray(s["sequence"], dtype=np.int64)[s["taken"][r] :] for r, s in enumerate(states)]
         longest = max(len(part) for part in left)
         remaining = [part[i] for i in range(longest) for part in left if i < len(part)]
@@ -201,3 +205,20 @@ class Position:
         self.context.clock.consumed = states[0]["consumed"]
         self.before = states[0]["before"] + sum(states[0]["taken"])
         self.positions = None
+
+
+def refuse_impossible(state: dict[str, Any], rank: int, workers: int, examples: int) -> None:
+    """A position that no worker can be in: it would train on other examples, or never end."""
+    sequence, lengths = np.asarray(state["sequence"], dtype=np.int64), np.asarray(state["lengths"], dtype=np.int64)
+    points = [np.asarray(row["taken"], dtype=np.int64) for row in (state, *state["replay"])]
+    possible = (
+        len(lengths) == workers
+        and lengths.sum() <= examples
+        and all(point.shape == lengths.shape for point in points)
+        and all((a <= b).all() for a, b in itertools.pairwise([0 * lengths, *points, lengths]))
+        and len(sequence) == lengths[rank]
+        and len(np.unique(sequence)) == len(sequence)
+        and (not len(sequence) or 0 <= sequence.min() <= sequence.max() < examples)
+    )
+    if not possible:
+        raise CheckpointError("the position in the data of this checkpoint is impossible: the file was changed")
