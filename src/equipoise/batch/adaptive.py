@@ -35,6 +35,7 @@ class Adaptive(Batch):
 
     watches: ClassVar[bool] = True
     along: ClassVar[bool] = False  # does it need the variance along the gradient?
+    LATE: ClassVar[dict[str, type]] = {"last_estimate": dict}
     STATE: ClassVar[tuple[str, ...]] = (
         "total",
         "rounds",

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint.match import refuse_mismatch
-from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
+from ..checkpoint.store import Store, available, choose
 from ..checkpoint.weights import save_weights
 from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
@@ -21,7 +20,7 @@ from ..comm.membership import DEADLINE, Elasticity
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
 from ..config.fit import check_fit, check_settings
 from ..core.clock import Clock
-from ..core.errors import CheckpointError, PeerLost, UserError
+from ..core.errors import PeerLost, UserError
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
 from ..launch.take_part import elastic_comm
@@ -33,12 +32,12 @@ from ..wire.base import Wire
 from .elastic_loop import ElasticLoop
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow, stepping_scaler
+from .own_checkpoint import put_back, whole_state
 from .own_loop import check_elastic_loop, fingerprint_of, worker_of
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler, refuse_unknown_sampler
 from .snapshot import Parts
-from .state import load_rng, load_trained, trained_state
 from .step import Step
 from .wrappers import refuse_wrapped
 
@@ -445,8 +444,7 @@ class attach:
         """A checkpoint, without looking after workers that are lost meanwhile."""
         self._open_log(resumed=False)
         self.step.guard.meet()
-        state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        state |= self.state_dict()
+        state = whole_state(self)
         # Those of the average worker, where each takes its own number of steps.
         steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
         path = self.store.save(state, steps, self.clock.epoch, fingerprint_of(self))
@@ -469,18 +467,7 @@ class attach:
         if self.comm.membership is not None and self.comm.membership.waiting:
             return 0  # the others know where the run is
         path = choose(self.log, step)
-        manifest = read_manifest(path)
-        refuse_mismatch(manifest["fingerprint"], fingerprint_of(self))
-        if manifest["workers"] != self.comm.size:
-            raise CheckpointError(
-                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train "
-                "and `equipoise resume` can change their number"
-            )
-        state = read_worker(path, manifest, self.comm.rank)
-        load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        self.load_state_dict(state)
-        if self.sampler is not None:
-            self.sampler.continue_with(lambda: load_rng(state))
+        put_back(self, path)
         self._open_log(resumed=True, checkpoint=path)
         if self.elastic is not None:
             self.elastic.saved()

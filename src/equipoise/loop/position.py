@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -192,6 +193,7 @@ class Position(DataPosition):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["block"] != self.block.tolist():
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
+        refuse_impossible(state, self.context.rank, len(self.blocks), sum(map(len, self.blocks)))
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
         self._set_progress(state["lengths"], state["taken"])
         self.context.clock.consumed, self.before = state["consumed"], state["before"]
@@ -206,6 +208,8 @@ class Position(DataPosition):
         return {"sequences": self.sequences, "taken": at.taken, "consumed": at.consumed, "before": self.before}
 
     def redistribute(self, states: list[dict[str, Any]]) -> None:
+        for rank, state in enumerate(states):
+            refuse_impossible(state, rank, len(states), sum(map(len, self.blocks)))
         sequences = [np.asarray(state["sequence"], dtype=np.int64) for state in states]
         taken = [state["taken"][rank] for rank, state in enumerate(states)]
         whole = {"consumed": states[0]["consumed"], "before": states[0]["before"]}
@@ -225,3 +229,20 @@ class Position(DataPosition):
         self.context.clock.consumed = rest["consumed"]
         self.before = rest["before"] + sum(taken)
         self.positions = None
+
+
+def refuse_impossible(state: dict[str, Any], rank: int, workers: int, examples: int) -> None:
+    """A position that no worker can be in: it would train on other examples, or never end."""
+    sequence, lengths = np.asarray(state["sequence"], dtype=np.int64), np.asarray(state["lengths"], dtype=np.int64)
+    points = [np.asarray(row["taken"], dtype=np.int64) for row in (state, *state["replay"])]
+    possible = (
+        len(lengths) == workers
+        and lengths.sum() <= examples
+        and all(point.shape == lengths.shape for point in points)
+        and all((a <= b).all() for a, b in itertools.pairwise([0 * lengths, *points, lengths]))
+        and len(sequence) == lengths[rank]
+        and len(np.unique(sequence)) == len(sequence)
+        and (not len(sequence) or 0 <= sequence.min() <= sequence.max() < examples)
+    )
+    if not possible:
+        raise CheckpointError("the position in the data of this checkpoint is impossible: the file was changed")

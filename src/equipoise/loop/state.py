@@ -14,9 +14,12 @@ from ..checkpoint.reshard import mean
 from ..checkpoint.store import read_manifest, read_worker
 from ..core.errors import CheckpointError
 from ..core.random import rng_state, seed_worker, set_rng_state
+from .contents import reading, refuse_other_contents
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+_METHODS = ("order", "batch", "period", "sync", "wire")
 
 
 def trained_state(model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any) -> dict[str, Any]:
@@ -42,10 +45,13 @@ def load_trained(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, rng: bool = True, **others: Any
 ) -> None:
     """Put back what `trained_state` gave, if it is of the kind that was saved."""
-    refuse_mismatch(state["classes"], _classes(model=model, optimizer=optimizer, **others))
+    refuse_other_classes(state, model, optimizer, **others)
+    options = [set(group) for group in optimizer.param_groups]
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        if any(not names <= set(group) for names, group in zip(options, optimizer.param_groups, strict=True)):
+            raise ValueError("options of the optimizer are missing")
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint is of another model or other parameter groups: {error}") from None
     for name, other in others.items():
@@ -61,6 +67,12 @@ def load_rng(state: dict[str, Any]) -> None:
     words = tuple(words.tolist()) if isinstance(words, torch.Tensor) else words  # numbers before version 0.3
     python_rng, numpy_rng = (version, words, *others), (kind, keys.numpy().astype(np.uint32), *rest)
     set_rng_state((state["rng"]["torch"], python_rng, numpy_rng))
+
+
+def refuse_other_classes(
+    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any
+) -> None:
+    refuse_mismatch(state["classes"], _classes(model=model, optimizer=optimizer, **others))
 
 
 def _classes(**objects: Any) -> dict[str, str]:
@@ -81,11 +93,23 @@ def state_of(worker: Worker) -> dict[str, Any]:
 
 def load_worker(worker: Worker, path: Path) -> None:
     """Put a worker where the checkpoint left it; on another number of workers, where all of them together were."""
-    manifest = read_manifest(path)
-    if manifest["workers"] != worker.comm.size:
-        load_resharded(worker, [read_worker(path, manifest, r) for r in range(manifest["workers"])])
+    manifest, own, fresh = read_manifest(path), worker.comm.rank, state_of(worker)
+    if manifest["workers"] == worker.comm.size:
+        with reading(path, own):
+            state = read_worker(path, manifest, own)
+            refuse_other_classes(state, worker.model, worker.optimizer, scheduler=worker.scheduler)
+            refuse_other_contents(state, fresh, worker.optimizer, {axis: getattr(worker, axis) for axis in _METHODS})
+            put_back(worker, state)
         return
-    put_back(worker, read_worker(path, manifest, worker.comm.rank))
+    states = []
+    for rank in range(manifest["workers"]):
+        with reading(path, rank):
+            states.append(read_worker(path, manifest, rank))
+            refuse_other_classes(states[-1], worker.model, worker.optimizer, scheduler=worker.scheduler)
+            kept = {name: value for name, value in fresh.items() if name not in _METHODS}
+            refuse_other_contents(states[-1], kept, worker.optimizer, {})
+    with reading(path, 0):
+        load_resharded(worker, states)
 
 
 def put_back(worker: Worker, state: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from ..core.errors import UserError
 from ..core.method import option
@@ -24,6 +25,7 @@ class BalancedOrder(Order):
     """An order that assigns signs to gradients. A method fills `make_builder`. Final here: options, epochs, state."""
 
     watches: ClassVar[bool] = True
+    LATE: ClassVar[dict[str, type]] = {"total": torch.Tensor, "prefix": torch.Tensor, "carried": dict}
     STATE: ClassVar[tuple[str, ...]] = ("learned",)
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 

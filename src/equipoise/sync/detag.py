@@ -43,6 +43,7 @@ class DeTAG(Gossip):
 
     uses_gradient: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
+    LATE: ClassVar[dict[str, type]] = {"first": int}
     STATE: ClassVar[tuple[str, ...]] = ("first", "gossiped", "gossiped_before", "gathered", "gathered_before")
     vectors: ClassVar[int] = 2
     HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap", "phase", "contraction")

@@ -38,6 +38,7 @@ class DiLoCo(AveragesParameters):
     )
 
     centre_state: ClassVar[str] = "anchor"
+    LATE: ClassVar[dict[str, type]] = {"message": dict}
     STATE: ClassVar[tuple[str, ...]] = (
         "anchor",
         "momenta",

@@ -67,6 +67,7 @@ class Wire(Method):
     """Final here: the channels and their state."""
 
     axis: ClassVar[str] = "wire"
+    LATE: ClassVar[dict[str, type]] = {"reference": torch.Tensor, "residual": torch.Tensor}
     STATE: ClassVar[tuple[str, ...]] = ("initial", "channel_states")
     plain: ClassVar[bool] = False  # vectors travel as they are, and no channel is used
     dense: ClassVar[bool] = False  # every element is in every message, with at least 4 bits
