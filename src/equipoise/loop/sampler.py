@@ -224,12 +224,15 @@ class Sampler:
                 "watching() without a batch of this sampler: use it inside the loop over the loader, once per batch"
             )
         places = self._unwatched.popleft()
+        if places is None:  # the rest of an epoch that was redistributed: nothing is learned from it
+            yield
+            return
         watcher = order.watcher
         watcher.forget()
         # A worker without examples was given one of its own again: it counts for nothing.
-        with watcher.watching(model, 1 if places is None or not len(places) else len(places)):
+        with watcher.watching(model, len(places) or 1):
             yield
-        if places is not None and not self._deferred:
+        if not self._deferred:
             order.observe(places, watcher.view() if len(places) else None)
 
     # -- state ---------------------------------------------------------------------------------------------------------

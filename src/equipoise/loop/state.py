@@ -14,6 +14,7 @@ from ..checkpoint.reshard import mean
 from ..checkpoint.store import read_manifest, read_worker
 from ..core.errors import CheckpointError
 from ..core.random import rng_state, seed_worker, set_rng_state
+from .snapshot import Done
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -69,7 +70,9 @@ def _classes(**objects: Any) -> dict[str, str]:
 
 def state_of(worker: Worker) -> dict[str, Any]:
     """The whole state of a worker, as tensors and plain values."""
+    elastic = worker.comm.membership is not None
     return {
+        **({"membership": worker.history, "departed": list(worker.departed)} if elastic else {}),
         **trained_state(worker.model, worker.optimizer, scheduler=worker.scheduler),
         **worker.stepper.state_dict(),
         "reached": worker.control.reached,
@@ -83,9 +86,13 @@ def load_worker(worker: Worker, path: Path) -> None:
     """Put a worker where the checkpoint left it; on another number of workers, where all of them together were."""
     manifest = read_manifest(path)
     if manifest["workers"] != worker.comm.size:
-        load_resharded(worker, [read_worker(path, manifest, r) for r in range(manifest["workers"])])
-        return
-    put_back(worker, read_worker(path, manifest, worker.comm.rank))
+        states = [read_worker(path, manifest, r) for r in range(manifest["workers"])]
+        load_resharded(worker, states)
+    else:
+        states = [read_worker(path, manifest, worker.comm.rank)]
+        put_back(worker, states[0])
+    worker.history = states[0].get("membership", [])
+    worker.departed = Done(*states[0].get("departed", ()))
 
 
 def put_back(worker: Worker, state: dict[str, Any]) -> None:

@@ -144,8 +144,11 @@ class Worker:
                 self.clock.seconds += time.perf_counter() - started
                 stopped = self.control.after(loss)
                 saved = self.evaluate_and_save(stopped)
-                if self.agreement is not None:
+                if self.agreement is not None and not stopped:
                     self.agreement.after_step(self.parts(), always=saved)
+                    if self.agreement.stopped:
+                        stopped = self.agreement.stopped
+                        self.evaluate_and_save(stopped)
             self.sync.finish()
             return finish(self, stopped)
 
@@ -186,7 +189,8 @@ class Worker:
             return False
         ended = self.control.over()
         if progress.epoch_passed(job.evaluate_every) and not (ended or stopped):
-            models = evaluate(self.stepper, self.task, ("mean", "centre"))
+            with self.comm.at_work():
+                models = evaluate(self.stepper, self.task, ("mean", "centre"))
             ended = self.control.judge(models)
             if not ended:  # the end evaluates by itself
                 self.observer.evaluated(models, health(self.stepper))
@@ -203,7 +207,8 @@ class Worker:
     def save(self) -> None:
         """Write a checkpoint; all workers do so together."""
         assert self.store is not None
-        path = self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
+        with self.comm.at_work():
+            path = self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
         self.observer.emit("checkpoint", path=path.name)
 
     def _total_steps(self) -> int | None:
