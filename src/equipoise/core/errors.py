@@ -66,6 +66,12 @@ class TooFew(WorkerError):
     """Fewer workers are left than the run may go on with."""
 
 
+class Left(WorkerError):
+    """This worker was asked to leave a run that goes on without it."""
+
+    code = 143
+
+
 class LeftOut(WorkerError):
     """A worker that waits to take part in a run will not be let in: it is full, or it has ended."""
 

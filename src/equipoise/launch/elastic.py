@@ -23,10 +23,11 @@ from typing import Any
 
 from ..comm.base import Comm
 from ..comm.membership import Elasticity
-from ..core.errors import LeftOut, NonFinite, TooFew, UserError
+from ..core.errors import Left, LeftOut, NonFinite, TooFew, UserError
 from . import local
 from .take_part import connect, own_run, split, take_part, use_interface_to
 
+_LEFT = "has left"
 _FATAL = (UserError, NonFinite, TooFew)  # what ends the run for all workers
 _context = multiprocessing.get_context("fork")
 
@@ -143,15 +144,16 @@ class ElasticLauncher:
                 self.results[worker] = value
                 return
             self.failures[worker] = value
-            why = f"failed: {value['type']}: {value['message']}"
+            why = _LEFT if value["type"] == Left.__name__ else f"failed: {value['type']}: {value['message']}"
             if value["type"] in {cls.__name__ for cls in _subclasses(_FATAL)}:
                 raise local.error_from({worker: value})
             if value["type"] == LeftOut.__name__:
                 return
-            print(f"equipoise: worker {worker} {why}\n{value['trace']}", file=sys.stderr, flush=True)
+            if value["type"] != Left.__name__:
+                print(f"equipoise: worker {worker} {why}\n{value['trace']}", file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):  # the store may be gone
             self.store.set(f"end/{worker}/{child.process.pid}", json.dumps([why, self.steps[worker]]))
-        if self.respawn > 0 and not self.results:
+        if self.respawn > 0 and not self.results and why != _LEFT:
             self.respawn -= 1
             self._start(worker, None)
 

@@ -116,6 +116,7 @@ def begin_child(rng_state: Any) -> None:
     random.setstate(rng_state)  # Python reseeds it after a fork; torch and numpy keep the parent's state
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards Ctrl-C as SIGUSR1
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its handlers are not for this process
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -208,8 +209,8 @@ def error_from(failures: dict[int, dict[str, Any]]) -> Exception:
     return error
 
 
-def forward_signals(children: list[Any]) -> Callable[[], None]:
-    """Forward Ctrl-C and SIGTERM to `children` as SIGUSR1 and SIGTERM; returns a function that undoes it.
+def forward_signals(children: list[Any], *, terminate: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Forward Ctrl-C and SIGTERM to `children` as SIGUSR1 and `terminate`; returns a function that undoes it.
 
     A second Ctrl-C raises KeyboardInterrupt.
     """
@@ -225,7 +226,7 @@ def forward_signals(children: list[Any]) -> Callable[[], None]:
         interrupted = True
         for child in children:
             if child.is_alive():
-                os.kill(child.pid, signal.SIGUSR1 if number == signal.SIGINT else signal.SIGTERM)
+                os.kill(child.pid, signal.SIGUSR1 if number == signal.SIGINT else terminate)
 
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
 

@@ -33,6 +33,7 @@ def spawn(
     elastic: Elasticity | str | int | None = None,
     changes: Sequence[Change] = (),
     announce: Callable[[str, Any], None] | None = None,
+    leave: Stop | None = None,
 ) -> list[Any]:
     """Run `function(comm)` on every worker; results by rank (under torchrun: that of this process alone).
 
@@ -41,7 +42,7 @@ def spawn(
 
     elastic: "MIN:MAX" lets workers come and go (see `eq.attach`); results are of those that came to the end.
     changes: of virtual workers, as planned. announce: is told at which address others can join, and given the store
-        of the run.
+        of the run. leave: is set where SIGTERM asks one worker to leave; it stops them all where it is None.
     """
     if workers < 1:
         raise UserError(f"workers = {workers}: at least 1 is needed")
@@ -63,7 +64,8 @@ def spawn(
     if virtual and elastic is not None:
         return _run_virtual_members(function, workers, elastic, changes, cluster, threads, stop)
     if elastic is not None:
-        return _run_elastic(function, workers, elastic, stop, announce, timeout=timeout, deterministic=deterministic)
+        stops = stop, leave or stop
+        return _run_elastic(function, workers, elastic, stops, announce, timeout=timeout, deterministic=deterministic)
     if virtual or (workers == 1 and not under_torchrun()):
         return _run_virtual(function, workers, cluster, threads, stop)
     if under_torchrun():
@@ -100,7 +102,7 @@ def _run_elastic(
     function: Callable[[Comm], Any],
     workers: int,
     elastic: Elasticity,
-    stop: Stop,
+    stops: tuple[Stop, Stop],
     announce: Callable[[str, Any], None] | None,
     *,
     timeout: float,
@@ -111,17 +113,17 @@ def _run_elastic(
     from .elastic import ElasticLauncher
     from .local import forward_signals
 
+    stop, leave = stops
     address = os.environ.get(take_part.JOIN)
     if address is None and not under_torchrun():
-        numbers: tuple[int, ...] = (signal.SIGUSR1, signal.SIGTERM)
 
         def child(comm: Comm) -> Any:
-            with stop_on_signals(stop, numbers):
+            with stop_on_signals(stop, (signal.SIGUSR1, signal.SIGUSR2)), stop_on_signals(leave, (signal.SIGTERM,)):
                 return function(comm)
 
         children: list[Any] = []
         launcher = ElasticLauncher(child, elastic, timeout=timeout, deterministic=deterministic, children=children)
-        undo = forward_signals(children)
+        undo = forward_signals(children, terminate=signal.SIGUSR2)
         try:
             return launcher.run(workers, announce)
         finally:
@@ -133,7 +135,7 @@ def _run_elastic(
         store, worker, size = take_part.started(timeout, elastic)
     if announce is not None and size is not None and worker == 0:
         announce(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", store)
-    with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
+    with stop_on_signals(stop, (signal.SIGINT,)), stop_on_signals(leave, (signal.SIGTERM,)):
         return [
             take_part.take_part(
                 function, store, worker, elastic, size=size, timeout=timeout, deterministic=deterministic

@@ -14,7 +14,7 @@ from ..comm.base import Comm
 from ..comm.current import set_current
 from ..comm.membership import Membership
 from ..core.errors import PeerLost, TooFew, UserError
-from .agreement import Agreement, NewcomersWait
+from .agreement import Agreement, MembersChange
 from .handover import Spent, Transition
 from .snapshot import Done, Snapshots
 
@@ -65,7 +65,7 @@ class ElasticLoop:
         over = position is not None and self.loop.step.lockstep and position.steps_left == 0
         try:
             self.agreement.after_step(self.loop.parts(), always=over)
-        except NewcomersWait:
+        except MembersChange:
             self._due = not over
 
     def saved(self) -> None:

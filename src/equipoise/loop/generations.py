@@ -10,7 +10,7 @@ from ..comm.base import Comm
 from ..comm.current import set_current
 from ..comm.membership import Membership
 from ..core.errors import PeerLost, TooFew
-from .agreement import Agreement, NewcomersWait
+from .agreement import Agreement, MembersChange
 from .handover import Spent, Transition
 from .job import Job
 from .snapshot import Snapshots
@@ -46,7 +46,7 @@ class _Generations:
                 return worker.run()
             except PeerLost:
                 transition.begin("loss")
-            except NewcomersWait:
+            except MembersChange:
                 transition.begin("join")
             comm = membership.reform()
 
@@ -60,7 +60,7 @@ class _Generations:
             parts = worker.parts()
             worker.arrival = transition.hand_over(parts, spent, snapshots, point, job.seed)
             worker.adopt(parts)
-        worker.agreement = Agreement(self.membership, snapshots)
+        worker.agreement = Agreement(self.membership, snapshots, job.leave)
         worker.agreement.begin(worker.parts())
         self.worker = worker
         return worker

@@ -87,6 +87,7 @@ class Job:
     quiet: bool = True
     tensorboard: bool = False
     stop: Stop = field(default_factory=Stop)
+    leave: Stop = field(default_factory=Stop)  # of this worker alone, where the others may go on
     elastic: Elasticity | None = None  # may workers come and go?
     changes: list[Change] = field(default_factory=list)  # of virtual workers, as planned
     recipe: dict[str, Any] = field(default_factory=dict)  # for workers that join from the command line

@@ -75,13 +75,12 @@ class Position(DataPosition):
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
         if self.shared:
-            self.sequences = self._all_sequences()
+            self.sequences = self._all_sequences([len(b) for b in self.blocks])
         self._set_progress([len(b) for b in self.blocks], [0] * len(self.blocks))
         self.before = 0
 
-    def _all_sequences(self) -> list[np.ndarray]:
+    def _all_sequences(self, sizes: list[int]) -> list[np.ndarray]:
         """Of all workers, in this epoch."""
-        sizes = [len(block) for block in self.blocks]
         own = torch.zeros(max(sizes), dtype=torch.int64)
         own[: len(self.sequence)] = torch.from_numpy(self.sequence)
         with self.context.comm.uncounted():
@@ -195,6 +194,8 @@ class Position(DataPosition):
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
         refuse_impossible(state, self.context.rank, len(self.blocks), sum(map(len, self.blocks)))
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
+        if self.shared:
+            self.sequences = self._all_sequences(state["lengths"])
         self._set_progress(state["lengths"], state["taken"])
         self.context.clock.consumed, self.before = state["consumed"], state["before"]
         self._replay = [Taken(**row) for row in state["replay"]]

@@ -278,16 +278,19 @@ class Sampler:
             )
         places = self._unwatched.popleft()
         self._watched += 1
+        if places is None:  # the rest of an epoch that was redistributed: nothing is learned from it
+            yield
+            return
         watcher = order.watcher
         watcher.forget()
-        if places is not None and not len(places):  # examples that were given again count for nothing
+        if not len(places):  # examples that were given again count for nothing
             yield
             if not self._deferred:
                 order.observe(places, None)
             return
-        with watcher.watching(model, 1 if places is None else len(places)):
+        with watcher.watching(model, len(places)):
             yield
-        if places is not None and not self._deferred:
+        if not self._deferred:
             order.observe(places, watcher.view())
 
     # -- state ---------------------------------------------------------------------------------------------------------

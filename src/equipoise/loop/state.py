@@ -15,6 +15,7 @@ from ..checkpoint.store import read_manifest, read_worker
 from ..core.errors import CheckpointError
 from ..core.random import rng_state, seed_worker, set_rng_state
 from .contents import reading, refuse_other_contents
+from .snapshot import Done
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -81,7 +82,9 @@ def _classes(**objects: Any) -> dict[str, str]:
 
 def state_of(worker: Worker) -> dict[str, Any]:
     """The whole state of a worker, as tensors and plain values."""
+    elastic = worker.comm.membership is not None
     return {
+        **({"membership": worker.history, "departed": list(worker.departed)} if elastic else {}),
         **trained_state(worker.model, worker.optimizer, scheduler=worker.scheduler),
         **worker.stepper.state_dict(),
         "reached": worker.control.reached,
@@ -100,6 +103,7 @@ def load_worker(worker: Worker, path: Path) -> None:
             refuse_other_classes(state, worker.model, worker.optimizer, scheduler=worker.scheduler)
             refuse_other_contents(state, fresh, worker.optimizer, {axis: getattr(worker, axis) for axis in _METHODS})
             put_back(worker, state)
+            _load_membership(worker, state)
         return
     states = []
     for rank in range(manifest["workers"]):
@@ -110,6 +114,13 @@ def load_worker(worker: Worker, path: Path) -> None:
             refuse_other_contents(states[-1], kept, worker.optimizer, {})
     with reading(path, 0):
         load_resharded(worker, states)
+        _load_membership(worker, states[0])
+
+
+def _load_membership(worker: Worker, state: dict[str, Any]) -> None:
+    """Who came and went before, and what those have done who are here no longer."""
+    worker.history = state.get("membership", [])
+    worker.departed = Done(*state.get("departed", ()))
 
 
 def put_back(worker: Worker, state: dict[str, Any]) -> None:

@@ -249,6 +249,7 @@ def run_job(
         timeout=timeout,
         deterministic=deterministic,
         stop=job.stop,
+        leave=job.leave,
         elastic=job.elastic,
         changes=job.changes,
         announce=lambda address, store: announce(job, address, store),

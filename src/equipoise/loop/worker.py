@@ -154,8 +154,11 @@ class Worker:
                 if self.agreement is None and (self.clock.due or not self.stepper.talks):
                     self.position.confirm()
                 saved = self.evaluate_and_save(stopped)
-                if self.agreement is not None:
+                if self.agreement is not None and not stopped:
                     self.agreement.after_step(self.parts(), always=saved)
+                    if self.agreement.stopped:
+                        stopped = self.agreement.stopped
+                        self.evaluate_and_save(stopped)
             self.sync.finish()
             if not stopped:
                 self.position.confirm()
@@ -205,7 +208,8 @@ class Worker:
         if judged or due or ended or stopped:
             self.stepper.guard.meet()
         if judged:
-            models = evaluate(self.stepper, self.task, ("mean", "centre"))
+            with self.comm.at_work():
+                models = evaluate(self.stepper, self.task, ("mean", "centre"))
             ended = self.control.judge(models)
             if not ended:  # the end evaluates by itself
                 self.observer.evaluated(models, health(self.stepper))
@@ -217,7 +221,8 @@ class Worker:
     def save(self) -> None:
         """Write a checkpoint; all workers do so together."""
         assert self.store is not None
-        path = self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
+        with self.comm.at_work():
+            path = self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
         self.observer.emit("checkpoint", path=path.name)
 
     def _total_steps(self) -> int | None:
