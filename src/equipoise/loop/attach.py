@@ -72,6 +72,10 @@ class attach:
         its own, and they differ; `together.model_state()` gives the agreed one.
     log: a folder for events.jsonl, checkpoints, result.json and model.pt (the mean model), as `eq.train(out=...)`
         writes them; `equipoise report` reads it.
+    timeout: seconds to wait for a silent worker. deterministic: sum in rank order, which gives processes the bits of
+        virtual workers; the same on all workers. Left out, both are as `eq.spawn` was told, or 300 s and False.
+    group: a group of torch.distributed whose processes are the workers, where they are not all of them; for the
+        sampler too.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
@@ -102,6 +106,9 @@ class attach:
         log_every: int = 10,
         keep: int = 2,
         progress: bool = False,
+        timeout: float | None = None,
+        deterministic: bool | None = None,
+        group: Any = None,
     ):
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
@@ -118,6 +125,8 @@ class attach:
             raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
         if final == "centre" and not self.sync_choice.centre_state:
             raise UserError(f"{type(self.sync_choice).__name__} has no centre: pass final='mean'")
+        if timeout is not None and not timeout > 0:
+            raise UserError(f"timeout = {timeout}: must be above zero")
         refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -130,6 +139,7 @@ class attach:
         self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
         self.log_every, self.keep, self.progress = log_every, keep, progress
+        self.timeout, self.deterministic, self.group = timeout, deterministic, group
         self.batch: int = 1
         self.loss: float | None = None
         self._losses: list[float] = []  # since the last logged step
@@ -139,7 +149,10 @@ class attach:
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> attach:
-        self.comm: Comm = current_comm()
+        self.comm: Comm = current_comm(self.group)
+        if self.sampler is not None and self.sampler.comm is not self.comm:
+            raise UserError("the sampler is of other workers: pass the same group= to eq.Sampler and to eq.attach")
+        self.comm.configure(timeout=self.timeout, deterministic=self.deterministic)
         self.comm.seed = self.seed
         check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=self.comm.size)
         self.step = Step(
@@ -188,7 +201,13 @@ class attach:
     def _describe(self) -> WorkerInfo:
         known = describe(self.comm, seed=self.seed) if self.sampler is None else self.sampler.worker
         share = known.share if self.share is None else self.share
-        return dataclasses.replace(known, seed=self.seed, shares=tuple(self.comm.gather_objects(share)))
+        told = self.comm.gather_objects((share, self.deterministic))
+        for rank, (_, deterministic) in enumerate(told):
+            if deterministic != told[0][1]:
+                raise UserError(
+                    f"deterministic is {told[0][1]} on worker 0 and {deterministic} on worker {rank}: pass the same"
+                )
+        return dataclasses.replace(known, seed=self.seed, shares=tuple(share for share, _ in told))
 
     def _fingerprint(self) -> dict[str, Any]:
         methods: dict[str, Any] = {

@@ -48,6 +48,8 @@ class Sampler:
     step: one training step without communication, on the same number of examples on all workers, for a partition
         with `speeds="measured"`. All workers call it before the data is divided.
 
+    group: as in `eq.attach`.
+
     An order that learns from gradients sees them through `with sampler.watching(model):` around forward and backward.
 
     With `DataLoader(num_workers=k)` batches are drawn ahead of time. A change of batch sizes takes effect once those
@@ -66,8 +68,9 @@ class Sampler:
         seed: int = 0,
         drop_last: bool = False,
         step: Callable[[], Any] | None = None,
+        group: Any = None,
     ):
-        self.comm = current_comm()
+        self.comm = current_comm(group)
         self.source = data if isinstance(data, Source) else Source(data)
         self.order_choice, self.batch_choice = chosen_order(order), chosen_batch(batch)
         self.partition = chosen_partition(partition)
