@@ -20,6 +20,7 @@ from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
 from ..core.context import Context, describe
 from ..core.errors import UserError
+from ..core.finite import first_not_finite
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
@@ -212,6 +213,8 @@ class Sampler:
         with watcher.watching(model, 1 if places is None or not len(places) else len(places)):
             yield
         if places is not None and not self._deferred:
+            bad = first_not_finite([p.grad for p in model.parameters() if p.grad is not None]) is not None
+            places = places[:0] if bad else places  # the order must not learn from a batch that will not count
             order.observe(places, watcher.view() if len(places) else None)
 
     # -- state ---------------------------------------------------------------------------------------------------------
