@@ -271,3 +271,47 @@ def test_worlds_of_virtual_workers_in_every_process_are_refused(monkeypatch: pyt
         spawn(lambda comm: None, 4, virtual=True)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert spawn(lambda comm: comm.size, 4, virtual=True) == [4] * 4
+
+
+def test_a_group_of_the_program_is_a_world_of_its_own() -> None:
+    """Two groups of every second process train at the same time, to the bits of two virtual workers each."""
+    import equipoise as eq
+
+    inputs, targets = torch.randn(40, 6), torch.randint(0, 3, (40,))
+    data = torch.utils.data.TensorDataset(inputs, targets)
+
+    def train(sync: Any, seed: int, width: int, group: Any = None, **how: Any) -> list[float]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.Linear(width, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sampler = eq.Sampler(data, batch=4, seed=seed, group=group)
+        with eq.attach(model, optimizer, sync=sync, sampler=sampler, group=group, final="mean", **how) as together:
+            for indices in sampler:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(inputs[indices]), targets[indices])
+                loss.backward()
+                together.loss = loss.item()
+                optimizer.step()
+        return [p.double().sum().item() for p in model.parameters()]
+
+    chosen = [(eq.sync.DPSGD(), 4), (eq.sync.DPSGD(), 3000), (eq.sync.PeriodicAverage(), 4), (eq.sync.LSGD(), 4)]
+
+    def loop(rank: int) -> Any:
+        dist.init_process_group("gloo")
+        group = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+        how = {"group": group, "deterministic": True, "timeout": 20.0}
+        found = [train(sync, rank % 2, width, **how) for sync, width in chosen]
+        comm = current_comm(group)
+        model = torch.nn.Linear(6, 3)
+        with (
+            pytest.raises(UserError, match="pass the same group="),
+            eq.attach(model, torch.optim.SGD(model.parameters()), sampler=eq.Sampler(data, group=group)),
+        ):
+            pass
+        return found, comm.timeout, comm.rank, eq.world_size()
+
+    answers = under_torchrun(loop, 4)
+    assert [rest for _, *rest in answers] == [[20.0, 0, 4], [20.0, 0, 4], [20.0, 1, 4], [20.0, 1, 4]]
+    for seed in range(2):
+        expected = [spawn(lambda comm, s=s, w=w, seed=seed: train(s, seed, w), 2, virtual=True)[0] for s, w in chosen]
+        assert answers[seed][0] == answers[seed + 2][0] == expected

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import equipoise as eq
 from equipoise.cli.main import main
 from equipoise.comm import heartbeat
-from equipoise.core.errors import CheckpointError, NonFinite, UnevenSteps, UserError
+from equipoise.core.errors import CheckpointError, NonFinite, PeerLost, UnevenSteps, UserError
 from equipoise.observe.events import read_events
 
 EXAMPLES, WORKERS = 203, 3
@@ -391,3 +392,23 @@ def test_a_worker_knows_its_number() -> None:
     for virtual in (True, False):
         assert eq.spawn(lambda comm: (eq.rank(), eq.world_size()), 2, virtual=virtual) == [(0, 2), (1, 2)]
     assert issubclass(eq.errors.NonFinite, eq.errors.WorkerError)
+
+
+def test_a_loop_says_how_long_it_waits_and_how_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(comm: Any, **choices: Any) -> None:
+        with eq.attach(model, optimizer, sync=eq.sync.AllReduce(), **choices):
+            if comm.rank == 1:
+                time.sleep(30)
+            model(INPUTS).square().mean().backward()
+            optimizer.step()
+
+    with pytest.raises(PeerLost, match=r"^worker 1 .*\(timeout 1 s\)"):
+        eq.spawn(lambda comm: loop(comm, timeout=1.0), 2)
+    with pytest.raises(UserError, match="deterministic is False on worker 0 and True on worker 1: pass the same"):
+        eq.spawn(lambda comm: loop(comm, deterministic=bool(comm.rank)), 2, virtual=True)
+    with pytest.raises(UserError, match="timeout = 0: must be above zero"):
+        eq.attach(model, optimizer, timeout=0)

@@ -179,6 +179,10 @@ class Comm(ABC):
         """Simulated time of this worker in seconds; 0 on processes, where time is real."""
 
     @abstractmethod
+    def configure(self, *, timeout: float | None = None, deterministic: bool | None = None) -> None:
+        """Change how long to wait for a silent worker, and whether sums are taken in rank order; on all workers."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the group; no call may follow."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
@@ -10,14 +11,24 @@ from ..core.torchrun import under_torchrun
 from .base import Comm
 
 _local = threading.local()
+_groups: dict[Any, Comm] = {}  # of groups that the program made
 
 
 def set_current(comm: Comm | None) -> None:
     _local.comm = comm
 
 
-def current_comm() -> Comm:
-    """This worker's comm: that of the launcher, else the torch.distributed group, else a world of size 1."""
+def current_comm(group: Any = None) -> Comm:
+    """This worker's comm: that of the launcher, else the torch.distributed group, else a world of size 1.
+
+    group: a group of torch.distributed that the program made, whose processes are the workers.
+    """
+    if group is not None:
+        from .process import ProcessComm
+
+        if group not in _groups:
+            _groups[group] = ProcessComm.of_group(group)
+        return _groups[group]
     comm = getattr(_local, "comm", None)
     if comm is None:
         if under_torchrun() or (torch.distributed.is_available() and torch.distributed.is_initialized()):

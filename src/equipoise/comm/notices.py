@@ -59,17 +59,21 @@ class Notices(ABC):
 
 
 class GlooNotices(Notices):
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self.group = group  # of torch.distributed; None: all of its processes
+        self.ranks = dist.get_process_group_ranks(group)
+
     def announce(self, segment: Segment, peer: int) -> Wait:
         token = torch.tensor([segment.handle, segment.bytes])
-        return _GlooWait(dist.isend(token, peer, tag=_TOKEN), token)
+        return _GlooWait(dist.isend(token, self.ranks[peer], self.group, _TOKEN), token)
 
     def acknowledgement(self, peer: int) -> Wait:
         answer = torch.empty(1, dtype=torch.int64)
-        return _GlooWait(dist.irecv(answer, peer, tag=_ACK), answer)
+        return _GlooWait(dist.irecv(answer, self.ranks[peer], self.group, _ACK), answer)
 
     def expect(self, peer: int) -> Callable[[], tuple[int, int]]:
         token = torch.empty(2, dtype=torch.int64)
-        wait = _GlooWait(dist.irecv(token, peer, tag=_TOKEN), token)
+        wait = _GlooWait(dist.irecv(token, self.ranks[peer], self.group, _TOKEN), token)
 
         def arrived() -> tuple[int, int]:
             wait()
@@ -80,10 +84,10 @@ class GlooNotices(Notices):
 
     def acknowledge(self, peer: int) -> None:
         answer = torch.zeros(1, dtype=torch.int64)
-        _GlooWait(dist.isend(answer, peer, tag=_ACK), answer)()
+        _GlooWait(dist.isend(answer, self.ranks[peer], self.group, _ACK), answer)()
 
     def barrier(self) -> None:
-        dist.barrier()
+        dist.barrier(self.group)
 
 
 @dataclass

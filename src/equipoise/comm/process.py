@@ -21,6 +21,7 @@ from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
 from .last_word import last_word, leave_word
 from .leaving import leave_together, refuse_uneven
+from .notices import GlooNotices
 from .presence import Presence
 from .segment import Segment
 from .shared_memory import Expected, SharedMemory
@@ -61,8 +62,11 @@ class ProcessComm(Comm):
         heartbeat: Heartbeat | None = None,
         steps: Any = None,
         presence: Presence | None = None,
+        group: dist.ProcessGroup | None = None,
     ):
-        super().__init__(dist.get_rank(), dist.get_world_size())
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        self._group = group  # of torch.distributed; None: all of its processes
+        self._ranks = dist.get_process_group_ranks(group)  # what torch.distributed calls the workers
         self.deterministic = deterministic
         self.timeout = timeout
         self._steps = steps  # shared memory in which the launcher reads each worker's step
@@ -72,7 +76,7 @@ class ProcessComm(Comm):
         self._heartbeat = heartbeat  # names a missing worker; in an elastic run the next roster does
         self._pulse = heartbeat if presence is None else presence  # where this worker publishes its position
         given_up = bool if presence is None else lambda: presence.broken
-        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout, given_up)
+        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout, given_up, GlooNotices(group))
 
     @classmethod
     def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
@@ -96,6 +100,20 @@ class ProcessComm(Comm):
                 "use, give torchrun another --master-port (or --standalone, which finds a free one)"
             ) from error
         comm = cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+        report_unhandled(comm)
+        return comm
+
+    @classmethod
+    def of_group(cls, group: dist.ProcessGroup) -> ProcessComm:
+        """The workers are the processes of a group that the program made."""
+        store = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        heartbeat = None
+        if hasattr(store, "clone"):
+            own = PrefixStore(f"equipoise/group/{group.group_name}/control", store.clone())
+            heartbeat = Heartbeat(own, dist.get_rank(group), dist.get_world_size(group))
+        comm = cls(heartbeat=heartbeat, group=group)
         report_unhandled(comm)
         return comm
 
@@ -189,7 +207,7 @@ class ProcessComm(Comm):
                 self._shared.sum(tensor)
                 return
             if not self.deterministic:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self._group)
                 return
             for block in torch.split(tensor.view(-1), _BLOCK):
                 self._sum_in_rank_order(block)
@@ -212,38 +230,41 @@ class ProcessComm(Comm):
         with self._guard("sum"), torch.no_grad():
             if tensor.device.type == "cpu" and self._shared.all_local:
                 return self._shared.fused_sum(tensor, reduction)
-            return reduce_over_network(tensor, reduction, self.rank, self.size, dist.all_to_all_single)
+            return reduce_over_network(tensor, reduction, self.rank, self.size, self._all_to_all)
 
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:
         """A reduce-scatter in which every worker sums one chunk in rank order, then an all-gather of the chunks."""
         sizes = [block.numel() // self.size + (r < block.numel() % self.size) for r in range(self.size)]
         own = sizes[self.rank]
         parts = block.new_empty(own * self.size)
-        dist.all_to_all_single(parts, block, [own] * self.size, sizes)
+        self._all_to_all(parts, block, [own] * self.size, sizes)
         rows = parts.view(self.size, own)
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
-        dist.all_to_all_single(block, total.repeat(self.size), sizes, [own] * self.size)
+        self._all_to_all(block, total.repeat(self.size), sizes, [own] * self.size)
+
+    def _all_to_all(self, received: torch.Tensor, sent: torch.Tensor, into: list[int], out_of: list[int]) -> None:
+        dist.all_to_all_single(received, sent, into, out_of, group=self._group)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._guard("gather"), torch.no_grad():
             if tensor.device.type == "cpu" and self._shared.all_local and tensor.numel():
                 return self._shared.gather(tensor.detach())
             out = tensor.new_empty((self.size, *tensor.shape))
-            dist.all_gather(list(out.unbind(0)), tensor.detach().contiguous())
+            dist.all_gather(list(out.unbind(0)), tensor.detach().contiguous(), group=self._group)
         return out
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         with self._guard("broadcast"), torch.no_grad():
-            dist.broadcast(tensor, source)
+            dist.broadcast(tensor, self._ranks[source], group=self._group)
 
     def gather_objects(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
         if self.size == 1:
             return [value]
         with self._guard("gather_objects"):
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def leave_loop(self, steps: int) -> None:
@@ -273,14 +294,14 @@ class ProcessComm(Comm):
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         shared = self._shared
         local = {peer: t for peer, t in sorted(incoming.items()) if shared.reaches(peer, t)}
-        remote = [dist.P2POp(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in local]
+        remote = [self._transfer(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in local]
         written: dict[int, Segment] = {}
         with self._guard("exchange"), torch.no_grad():
             expected = {peer: shared.expect(peer, tensor) for peer, tensor in local.items()}
             sends: list[Callable[[], Any]] = []  # waits for them
             for peer, tensor in sorted(outgoing.items()):
                 if not shared.reaches(peer, tensor):
-                    remote.append(dist.P2POp(dist.isend, tensor, peer))
+                    remote.append(self._transfer(dist.isend, tensor, peer))
                     continue
                 if id(tensor) not in written:
                     written[id(tensor)] = shared.write(tensor)
@@ -292,6 +313,17 @@ class ProcessComm(Comm):
         """This worker ends with an error of its own: tell the others, who would take it for dead."""
         if self._heartbeat is not None and not isinstance(error, PeerLost):
             self._heartbeat.fail(f"{FAILED} ({type(error).__name__}: {_first_line(error)})")
+
+    def _transfer(self, operation: Callable[..., Any], tensor: torch.Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(operation, tensor, self._ranks[peer], self._group)
+
+    def configure(self, *, timeout: float | None = None, deterministic: bool | None = None) -> None:
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if timeout is not None:
+            self.timeout = timeout
+            self._shared.set_timeout(timeout)
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout), self._group)
 
     def close(self) -> None:
         if self._pulse is not None:
@@ -323,7 +355,7 @@ def _start(operations: list[dist.P2POp]) -> list[Any]:
     """The works of sends and receives. Only nccl needs them as a batch; for gloo the checks of one cost time."""
     if any(operation.tensor.device.type != "cpu" for operation in operations):
         return dist.batch_isend_irecv(operations)
-    return [operation.op(operation.tensor, operation.peer) for operation in operations]
+    return [operation.op(operation.tensor, operation.peer, operation.group) for operation in operations]
 
 
 class _ProcessExchange(Pending):

@@ -277,6 +277,9 @@ class VirtualComm(Comm):
         world.requested.update((peer, self.rank) for peer in incoming)
         return _VirtualExchange(self, incoming, numbers)
 
+    def configure(self, *, timeout: float | None = None, deterministic: bool | None = None) -> None:
+        """Virtual workers wait for nothing, and always sum in rank order."""
+
     def close(self) -> None:
         pass
 

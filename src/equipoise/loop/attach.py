@@ -77,6 +77,10 @@ class attach:
     elastic: "MIN:MAX" lets workers be lost and join while the loop goes on, as long as there are MIN (MIN alone: at
         most as many as there are). deadline: seconds after which a worker that does not answer is left out. See
         "Workers that come and go" in the documentation.
+    timeout: seconds to wait for a silent worker. deterministic: sum in rank order, which gives processes the bits of
+        virtual workers; the same on all workers. Left out, both are as `eq.spawn` was told, or 300 s and False.
+    group: a group of torch.distributed whose processes are the workers, where they are not all of them; for the
+        sampler too.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
@@ -109,6 +113,9 @@ class attach:
         progress: bool = False,
         elastic: str | int | Elasticity | None = None,
         deadline: float = DEADLINE,
+        timeout: float | None = None,
+        deterministic: bool | None = None,
+        group: Any = None,
     ):
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
@@ -125,6 +132,8 @@ class attach:
             raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
         if final == "centre" and not self.sync_choice.centre_state:
             raise UserError(f"{type(self.sync_choice).__name__} has no centre: pass final='mean'")
+        if timeout is not None and not timeout > 0:
+            raise UserError(f"timeout = {timeout}: must be above zero")
         refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -137,18 +146,22 @@ class attach:
         self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
         self.log_every, self.keep, self.progress = log_every, keep, progress
+        self.timeout, self.deterministic, self.group = timeout, deterministic, group
         self.batch: int = 1
         self.loss: float | None = None
         self._losses: list[float] = []  # since the last logged step
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
-        self._claimed = False  # is the log folder this run's?
+        self.claimed = False  # is the log folder this run's?
         self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
         self._limits = elastic, deadline
         self.elastic: ElasticLoop | None = None  # where workers may come and go
 
     def __enter__(self) -> attach:
-        comm = current_comm()
+        comm = current_comm(self.group)
+        if self.sampler is not None and self.sampler.comm is not comm:
+            raise UserError("the sampler is of other workers: pass the same group= to eq.Sampler and to eq.attach")
+        comm.configure(timeout=self.timeout, deterministic=self.deterministic)
         limits, deadline = self._limits
         if limits is not None and comm.membership is None:
             comm = self._undo.enter_context(elastic_comm(comm, limits, deadline))
@@ -208,7 +221,7 @@ class attach:
                 self._conclude()
             elif error[0] is None and self.elastic is not None:
                 self.elastic.attempt("finish", self._conclude, None)
-            if self._claimed or self.observer.console is not None:
+            if self.claimed or self.observer.console is not None:
                 self.observer.__exit__(*error)
         finally:
             self._undo.__exit__(*error)
@@ -217,11 +230,11 @@ class attach:
         if self.step.talks and self.step.lockstep:
             self.comm.leave_loop(self.clock.step)
         self.sync.finish()
-        if self._claimed:
+        if self.claimed:
             self._write_result()
         if self.final is not None:
             self.model.load_state_dict(self.model_state(self.final))
-        if self.step.talks and not self._claimed:
+        if self.step.talks and not self.claimed:
             barrier(self.comm)  # a program that ends takes memory with it from which others may still read
 
     def outcome(self) -> dict[str, Any]:
@@ -235,16 +248,6 @@ class attach:
         return result | {"models": self._models, "stopped": 0}
 
     # -- workers that come and go --------------------------------------------------------------------------------------
-    def parts(self) -> Parts:
-        """What another generation of this loop goes on with."""
-        sampler, elastic = self.sampler, self.elastic
-        assert elastic is not None
-        plain = {"history": elastic.history, "departed": elastic.departed, "claimed": self._claimed}
-        others = {"scheduler": self.scheduler}
-        if sampler is None:
-            return Parts(self.step, None, others, plain)
-        return Parts(self.step, sampler.position, others, plain, sampler.taken_by_steps())
-
     def adopt(self, parts: Parts, happened: dict[str, Any]) -> None:
         """Take over the plain values of another generation, or of another worker."""
         assert self.elastic is not None
@@ -253,9 +256,9 @@ class attach:
             self.sampler.epoch = self.clock.epoch
         self.observer.follow(self.comm)
         if parts.plain["claimed"] and self.log is not None:
-            if not self._claimed:
+            if not self.claimed:
                 self.observer.__enter__()
-                self._claimed = True
+                self.claimed = True
             self.store = Store(self.comm, self.log, self.keep)
         self._since = time.perf_counter()
         self.observer.started(resumed=False, examples=self.context.worker.examples, classes=None, arrival=happened)
@@ -321,7 +324,7 @@ class attach:
             self.sampler.position.confirm(self.sampler.taken_by_steps())
         if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
-        if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
+        if self.clock.step % self.log_every == 0 and (self.claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
 
@@ -397,19 +400,19 @@ class attach:
         else:
             self._models = self.elastic.attempt("evaluate", lambda: evaluate(self.step, task, names), self._models)
         self._since = time.perf_counter()
-        if self._claimed or self.observer.console is not None:
+        if self.claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
 
     # -- the log -------------------------------------------------------------------------------------------------------
     def _open_log(self, *, resumed: bool, checkpoint: Path | None = None) -> None:
         """At the first step or at a resume: before that nothing is known to be worth keeping."""
-        if self._claimed or (self.log is None and (self.observer.console is None or self.clock.step)):
+        if self.claimed or (self.log is None and (self.observer.console is None or self.clock.step)):
             return
         if self.log is not None:
             claim_folder(self.comm, self.log, resumed=resumed)
             self.store = Store(self.comm, self.log, self.keep, checkpoint)
-            self._claimed = True
+            self.claimed = True
         self.observer.__enter__()
         worker = self.context.worker
         classes = None

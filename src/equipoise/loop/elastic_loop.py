@@ -16,7 +16,7 @@ from ..comm.membership import Membership
 from ..core.errors import PeerLost, TooFew, UserError
 from .agreement import Agreement, MembersChange
 from .handover import Spent, Transition
-from .snapshot import Done, Snapshots
+from .snapshot import Done, Parts, Snapshots
 
 if TYPE_CHECKING:
     from .attach import attach
@@ -61,17 +61,17 @@ class ElasticLoop:
     def after_step(self) -> None:
         """Agree that the step is done, where that is due. Epochs end together, whatever happens after them."""
         assert self.agreement is not None
-        position = self.loop.parts().position
+        position = self.parts().position
         over = position is not None and self.loop.step.lockstep and position.steps_left == 0
         try:
-            self.agreement.after_step(self.loop.parts(), always=over)
+            self.agreement.after_step(self.parts(), always=over)
         except MembersChange:
             self._due = not over
 
     def saved(self) -> None:
         """A checkpoint was written or read: all workers are here."""
         if self.agreement is not None:
-            self.agreement.begin(self.loop.parts())
+            self.agreement.begin(self.parts())
 
     def lost(self, *, let_in: bool) -> None:
         """A worker was lost: go on without it."""
@@ -96,6 +96,15 @@ class ElasticLoop:
             except PeerLost:
                 self.lost(let_in=False)
 
+    def parts(self) -> Parts:
+        """What another generation of this loop goes on with."""
+        loop, sampler = self.loop, self.loop.sampler
+        plain = {"history": self.history, "departed": self.departed, "claimed": loop.claimed}
+        others = {"scheduler": loop.scheduler}
+        if sampler is None:
+            return Parts(loop.step, None, others, plain)
+        return Parts(loop.step, sampler.position, others, plain, sampler.taken_by_steps())
+
     def _settle(self, comm: Comm, transition: Transition, *, formed: bool = False) -> None:
         """Begin a generation; if that fails, the next one."""
         while True:
@@ -113,14 +122,14 @@ class ElasticLoop:
         spent = Spent.of(loop.step) if snapshots.labels else None
         if not formed:
             loop.form(comm, equal=point is None)
-        parts = loop.parts()
+        parts = self.parts()
         if point is not None:
             happened = transition.hand_over(parts, spent, snapshots, point, loop.seed)
             loop.adopt(parts, happened)
             if not self.membership.enough:
                 raise self._too_few(happened["lost"])
         self.agreement = Agreement(self.membership, snapshots)
-        self.agreement.begin(loop.parts())
+        self.agreement.begin(self.parts())
         self._due = False
 
     def _too_few(self, lost: list[dict[str, str]]) -> TooFew:

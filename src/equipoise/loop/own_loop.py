@@ -20,7 +20,13 @@ def worker_of(together: attach) -> WorkerInfo:
     comm, sampler = together.comm, together.sampler
     known = describe(comm, seed=together.seed) if sampler is None else sampler.worker
     share = known.share if together.share is None else together.share
-    return dataclasses.replace(known, seed=together.seed, shares=tuple(comm.gather_objects(share)))
+    told = comm.gather_objects((share, together.deterministic))
+    for rank, (_, deterministic) in enumerate(told):
+        if deterministic != told[0][1]:
+            raise UserError(
+                f"deterministic is {told[0][1]} on worker 0 and {deterministic} on worker {rank}: pass the same"
+            )
+    return dataclasses.replace(known, seed=together.seed, shares=tuple(share for share, _ in told))
 
 
 def fingerprint_of(together: attach) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..config.defaults import chosen_batch, chosen_order, chosen_partition
 from ..config.fit import check_claims
 from ..core.context import Context, describe
 from ..core.errors import UserError
+from ..core.finite import first_not_finite
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
@@ -51,6 +52,8 @@ class Sampler:
     step: one training step without communication, on the same number of examples on all workers, for a partition
         with `speeds="measured"`. All workers call it before the data is divided.
 
+    group: as in `eq.attach`.
+
     An order that learns from gradients sees them through `with sampler.watching(model):` around forward and backward.
 
     With `DataLoader(num_workers=k)` batches are drawn ahead of time. A change of batch sizes takes effect once those
@@ -69,8 +72,9 @@ class Sampler:
         seed: int = 0,
         drop_last: bool = False,
         step: Callable[[], Any] | None = None,
+        group: Any = None,
     ):
-        self.comm = current_comm()
+        self.comm = current_comm(group)
         self.source = data if isinstance(data, Source) else Source(data)
         self.order_choice, self.batch_choice = chosen_order(order), chosen_batch(batch)
         self.partition = chosen_partition(partition)
@@ -291,7 +295,9 @@ class Sampler:
         with watcher.watching(model, len(places)):
             yield
         if not self._deferred:
-            order.observe(places, watcher.view())
+            bad = first_not_finite([p.grad for p in model.parameters() if p.grad is not None]) is not None
+            places = places[:0] if bad else places  # the order must not learn from a batch that will not count
+            order.observe(places, watcher.view() if len(places) else None)
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self, finished: int | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import torch
 from torch import nn
@@ -34,11 +35,12 @@ def refuse_wrapped(model: nn.Module) -> None:
 
 def _why(module: nn.Module) -> str | None:
     """What a wrapper does that a sync cannot work with."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return _GRADIENTS
-    return _SHARDS if isinstance(module, (FSDPModule, FullyShardedDataParallel)) else None
+    # Looked up by name: a model that is sharded has imported them, and not every version of torch has both.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = tuple(getattr(fsdp, name) for name in ("FSDPModule", "FullyShardedDataParallel") if hasattr(fsdp, name))
+    return _SHARDS if isinstance(module, sharded) else None
 
 
 def _kind(module: nn.Module) -> str:
