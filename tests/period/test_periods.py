@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import equipoise as eq
 from equipoise.core.clock import Clock
@@ -109,15 +107,3 @@ def test_qsr_follows_the_schedule_of_a_run(tmp_path: Path) -> None:
 def test_h_counts_optimizer_steps_and_not_micro_batches() -> None:
     counts = {toy.train(eq.period.Every(4), steps=16, micro=micro).result["rounds"] for micro in (None, 2)}
     assert counts == {4}
-
-
-@pytest.mark.parametrize("length", [{"steps": 13}, {"epochs": 1}])
-def test_the_last_round_of_qsr_ends_the_run(length: dict[str, int]) -> None:
-    """H is 4, and 13 steps end with a round of one."""
-    data = torch.randn(13 * 8, 3), torch.randn(13 * 8, 1)
-    run = eq.train(
-        nn.Linear(3, 1), nn.MSELoss(), data, workers=2, batch=4, period=eq.period.QSR(base=4, alpha=0.1), **length
-    )
-    assert run.result["steps"] == 13
-    assert run.result["rounds"] == 4
-    assert run.result["consensus"] < 1e-6

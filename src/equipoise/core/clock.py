@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-_OF_THE_STEP = ("loss", "largest_batch", "steps_left", "sound")  # known only while a step is taken
+_OF_THE_STEP = ("loss", "largest_batch", "sound")  # known only while a step is taken
 
 
 @dataclass
@@ -30,7 +30,6 @@ class Clock:
     sound: bool = True  # are this worker's model and state finite?
     loss: float = math.nan  # of this worker's batch, where the loop knows it
     largest_batch: float = 1.0  # of all workers; gradients are weighted in units of it
-    steps_left: float = math.inf  # to the end of the run, this one included, as far as its length tells
 
     def state_dict(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if name not in _OF_THE_STEP}

@@ -168,8 +168,6 @@ class Worker:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
         step = self.stepper
         self.indices, places = self.position.take()
-        if step.period.ends_with_run and (total := self._total_steps()) is not None:
-            self.clock.steps_left = max(1, total - self.clock.step)
         step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()
         loss = backward(self, self.indices)

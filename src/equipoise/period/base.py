@@ -22,8 +22,6 @@ class Period(Method):
 
     lockstep: ClassVar[bool] = True  # do all workers take the same number of steps between rounds?
 
-    ends_with_run: ClassVar[bool] = False  # does it read `clock.steps_left`, so that a round ends the run?
-
     def at_every_step(self) -> bool:
         """Does every step end with a round?"""
         return False

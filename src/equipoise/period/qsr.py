@@ -18,8 +18,8 @@ class QSR(Period):
     decided at the first of the H steps, from its learning rate. During warm-up H is `base`, because a small rate there
     does not mean that workers stay close. A rate that rises between two rounds counts as warm-up, and so do the first
     `warmup` steps, for a rate that rises in jumps. `most` bounds H where the rate goes to zero. All workers have the
-    same rate, so they agree. The last round ends the run, where `eq.train` knows its length. Intended for decaying
-    schedules (cosine, linear); with a constant rate H is constant. Good values of alpha are 2 to 4 times the peak rate.
+    same rate, so they agree. Intended for decaying schedules (cosine, linear); with a constant rate H is constant. Good
+    values of alpha are 2 to 4 times the peak rate.
     Reference: Gu, Lyu, Arora, Zhang, Huang, A Quadratic Synchronization Rule for Distributed Deep Learning, ICLR 2024.
     """
 
@@ -27,7 +27,6 @@ class QSR(Period):
         name="qsr", help="rounds become less frequent as the learning rate falls", cites=("gu2024quadratic",)
     )
 
-    ends_with_run: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("began", "rate", "until")
 
     base: int = option(4, help="fewest optimizer steps between rounds", least=1)
@@ -52,11 +51,9 @@ class QSR(Period):
         return clock.step + 1 == self.until
 
     def length(self, clock: Clock) -> int:
-        """H, from the learning rate of the coming step; no more than the run has steps left."""
+        """H, from the learning rate of the coming step."""
         if clock.step < self.warmup:
-            steps = self.base
-        elif clock.lr <= 0:
-            steps = self.most
-        else:
-            steps = max(self.base, int(min(self.most, (self.alpha / clock.lr) ** 2)))
-        return int(min(steps, clock.steps_left))
+            return self.base
+        if clock.lr <= 0:
+            return self.most
+        return max(self.base, int(min(self.most, (self.alpha / clock.lr) ** 2)))
