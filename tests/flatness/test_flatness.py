@@ -113,7 +113,7 @@ def test_gradient_norm_and_its_jackknife() -> None:
     assert estimate.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
     # The error is that of another draw of as many examples: about the spread of norms over halves, over sqrt 2.
     halves = [
-        gradient_norm(Surface(surface.model, surface.criterion, surface.source, examples=150, seed=s))
+        gradient_norm(Surface(surface.model, surface.training_loss.loss, surface.source, examples=150, seed=s))
         for s in range(40)
     ]
     spread = np.std([h.value for h in halves])

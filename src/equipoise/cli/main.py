@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "run several choices with several seeds; show which wins, by how much and why",
     "resume": "continue a run that was stopped, or extend one that is finished",
     "report": "write a page about one or several runs: curves, workers, recipes",
+    "export": "write the trained weights of a run to a file: pt or safetensors",
     "reproduce": "check the claims of the papers: claim, measurement, pass or fail",
     "cite": "print BibTeX for the methods that runs used",
     "partition": "partition a data set by the speeds of the workers; inspect or compare partitions",

@@ -62,6 +62,7 @@ _TABLE = [
     Setting("samples", int, None, "examples consumed by all workers", _LENGTH, least=1),
     Setting("budget", str, None, "time, such as 90s or 10m; simulated time with --cluster", _LENGTH),
     Setting("until", str, None, "a target, such as accuracy=0.85 or loss=0.3, at an evaluation", _LENGTH),
+    Setting("loss", str, None, "package.module:function, or model if it returns its own (default: by the task)", _STEP),
     Setting("seed", int, 0, "seed of everything that is drawn", _STEP, least=0),
     Setting("micro", int, None, "most examples per forward pass; larger batches are accumulated", _STEP, least=1),
     Setting("clip", float, None, "clip the gradient to this norm", _STEP, above=0),

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..config.fit import check_fit, check_settings
 from ..core.context import WorkerInfo, describe
 from ..core.errors import CheckpointError, UserError
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
@@ -247,15 +248,21 @@ class attach:
                 self._since = time.perf_counter()
 
     def evaluate(
-        self, data: Any, loss: Callable[[Any, Any], torch.Tensor], names: tuple[str, ...] = ("mean", "centre")
+        self,
+        data: Any,
+        loss: Callable[[Any, Any], torch.Tensor] | None,
+        names: tuple[str, ...] = ("mean", "centre"),
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     ) -> dict[str, dict[str, float]]:
         """Loss (and accuracy, for class labels) of the named models on `data`; all workers call it together.
+
+        loss: None where the model returns its own. metrics: `metric(outputs, targets)` by name, a mean over a batch.
 
         The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
         """
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
+        self._models = evaluate(self.step, EvaluationTask(source, TrainingLoss(loss, metrics), device), names)
         self._since = time.perf_counter()
         if self._claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))

@@ -16,6 +16,7 @@ from ..core.errors import UserError
 from ..core.extras import require
 from ..core.random import seed_torch
 from ..core.torchrun import rank
+from ..core.user_function import imported, is_function
 from ..data.base import LoadedData
 from ..data.source import Source
 from ..simulate.cluster import Cluster
@@ -49,7 +50,8 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
     loaded = methods["data"].load()
     job = Job(
         model=seeded(methods["model"], loaded, plain["seed"]),
-        loss=LOSSES[loaded.task],
+        loss=loss_named(plain["loss"], loaded.task),
+        perplexity=loaded.task == "language",
         train=Source(loaded.train),
         test=Source(loaded.test),
         length=length,
@@ -93,6 +95,15 @@ LOSSES: dict[str, typing.Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "regress": nn.functional.mse_loss,
     "language": language_loss,
 }
+
+
+def loss_named(name: str | None, task: str) -> typing.Callable[..., torch.Tensor] | None:
+    """The loss function of a recipe; None where the model returns its own."""
+    if name is None:
+        return LOSSES[task]
+    if name != "model" and not is_function(name):
+        raise UserError(f"--loss {name}: takes package.module:function, or model if the model returns its loss")
+    return None if name == "model" else imported(name)
 
 
 def optimizer_of(plain: dict[str, Any]) -> typing.Callable[[Any], torch.optim.Optimizer]:

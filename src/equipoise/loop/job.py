@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..config.fit import check_fit, check_settings, warn_of_one_epoch
 from ..core.errors import UserError
 from ..core.stop import Stop
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -45,11 +46,13 @@ class Length:
 @dataclass
 class Job:
     model: Callable[[], nn.Module]
-    loss: Callable[[Any, Any], torch.Tensor]
+    loss: Callable[[Any, Any], torch.Tensor] | None  # None: the model returns its own
     train: Source
     length: Length
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     test: Source | None = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    perplexity: bool = False  # is the loss a mean over words?
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     partition: Partition = field(default_factory=lambda: default("partition"))
     order: Order = field(default_factory=lambda: default("order"))
@@ -83,6 +86,7 @@ class Job:
     stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
+        self.training_loss = TrainingLoss(self.loss, self.metrics, perplexity=self.perplexity)
         warn_of_one_epoch(self.order, self.length.epochs)
         check_settings(buffers=self.buffers, nonfinite=self.nonfinite, seed=self.seed)
         for name in ("micro", "clip", "sam", "checkpoint_every", "keep", "log_every", "evaluate_every"):

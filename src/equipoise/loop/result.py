@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoint.weights import save_weights
 from ..core.vector import digest
 from .evaluate import evaluate, health, recompute_buffers, swapped, undisturbed, vector_of
 
@@ -70,5 +71,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
             model = {name: t.detach().cpu().clone() for name, t in worker.model.state_dict().items()}
     result = counters(step, described=worker.job.described, examples=len(worker.job.train))
     result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
+    if comm.rank == 0 and worker.job.folder is not None:
+        save_weights(model, worker.job.folder / "model.pt")
     worker.observer.finished(result)
     return result, model

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
+from ..data.training_loss import moved
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
@@ -124,9 +125,9 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
 
     def step() -> None:
         work = Work()
-        inputs, targets = job.train.batch(stream.integers(len(job.train), size=count))
+        batch = moved(job.train.batch(stream.integers(len(job.train), size=count)), job.device)
         with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
-            loss = job.loss(model(inputs.to(job.device)), targets.to(job.device))
+            loss = job.training_loss(model, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         loss.item()  # waits for a device that works in the background

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from ..batch.base import Batch
 from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import choose, read_manifest
+from ..checkpoint.weights import save_weights
 from ..config import defaults
 from ..config.fingerprint import flattened, tables_of
 from ..core.progress_bar import shown
@@ -43,6 +44,10 @@ class Run:
     folder: Path | None = None
     stopped: int = 0  # the exit code asked for, where a signal ended the run
 
+    def save(self, path: str | Path) -> None:
+        """Write the weights of the mean model to a file: safetensors by that suffix, else what torch.load reads."""
+        save_weights(self.model.state_dict(), Path(path))
+
     @property
     def events(self) -> list[dict[str, Any]]:
         from ..observe.events import read_events
@@ -52,9 +57,11 @@ class Run:
 
 def train(
     model: nn.Module | Callable[[], nn.Module],
-    loss: Callable[[Any, Any], torch.Tensor],
+    loss: Callable[[Any, Any], torch.Tensor] | None,
     data: Any,
     *,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     workers: int = 1,
     epochs: float | None = None,
@@ -96,8 +103,12 @@ def train(
     """Train `model` on `data` with many workers; every axis has a default.
 
     model: a module (left untouched; workers train copies) or a function that makes one.
-    loss: `loss(model(inputs), targets)`, a mean over the batch.
-    data: `(inputs, targets)` tensors or a map-style Dataset of such pairs; `test` likewise, for evaluation.
+    loss: `loss(model(inputs), targets)`, a mean over the batch. None where the model returns its own loss: a scalar,
+        `output.loss` or `output["loss"]`.
+    data: `(inputs, targets)` tensors or a map-style Dataset; `test` likewise, for evaluation. Examples may be tuples,
+        dicts or nested. A dict becomes keyword arguments of the model; its "labels" are the targets.
+    collate: makes a batch of a list of examples; torch's default_collate if left out.
+    metrics: `metric(outputs, targets)`, a mean over the batch, by name. They are evaluated beside loss and accuracy.
     optimizer: a function from parameters to any `torch.optim` optimizer; SGD with lr 0.1 if left out.
     epochs, steps, samples, budget: when to stop, whichever comes first; one epoch if none is given.
     until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it;
@@ -134,8 +145,9 @@ def train(
     job = Job(
         model=make,
         loss=loss,
-        train=Source(data),
-        test=Source(test) if test is not None else None,
+        metrics=metrics or {},
+        train=Source(data, collate),
+        test=Source(test, collate) if test is not None else None,
         length=Length(epochs, steps, samples, duration(budget, "budget") if budget is not None else None),
         optimizer=optimizer or _default_optimizer,
         scheduler=scheduler,

@@ -94,7 +94,9 @@ class Worker:
         """What models are evaluated on: the test data, or the training data where there is none."""
         job = self.job
         statistics = (job.train, self.position.block) if job.buffers == "recompute" else None
-        return EvaluationTask(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
+        return EvaluationTask(
+            job.test if job.test is not None else job.train, job.training_loss, job.device, statistics
+        )
 
     @property
     def order(self) -> Order:
