@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import batch, order, partition, period, signal, sync, testing, topology, wire
+    from .comm.current import close as close
     from .config.citations import cite as cite
     from .config.recipe import Recipe as Recipe
     from .config.registry import register as register
@@ -39,6 +40,7 @@ __all__ = [
     "batch",
     "batch_sizes",
     "cite",
+    "close",
     "features",
     "measure_speeds",
     "option",
@@ -58,6 +60,7 @@ __all__ = [
 _PACKAGES = ("batch", "order", "partition", "period", "signal", "sync", "testing", "topology", "wire")
 _HOMES = {
     "cite": "config.citations",
+    "close": "comm.current",
     "Cluster": "simulate.cluster",
     "Link": "simulate.cluster",
     "Metadata": "core.method",

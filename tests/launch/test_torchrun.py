@@ -5,7 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +17,26 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from equipoise.comm import heartbeat
 from equipoise.comm.current import current_comm, set_current
+from equipoise.core.errors import PeerLost
 from equipoise.launch.start import spawn
 
 WORKERS = 2
 
 
-def under_torchrun(function: Any) -> list[Any]:
+def under_torchrun(function: Any, workers: int = WORKERS) -> list[Any]:
     """`function(rank)` in processes with torchrun's environment, which meet in a store of their launcher."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
     pipes, children = [], []
-    for rank in range(WORKERS):
+    for rank in range(workers):
         ours, theirs = context.Pipe()
-        child = context.Process(target=_main, args=(function, rank, port, theirs))
+        child = context.Process(target=_main, args=(function, rank, workers, port, theirs))
         child.start()
+        theirs.close()
         pipes.append(ours)
         children.append(child)
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
@@ -37,7 +44,10 @@ def under_torchrun(function: Any) -> list[Any]:
         answers = []
         for pipe in pipes:
             assert pipe.poll(60), "a process does not answer"
-            answers.append(pickle.loads(pipe.recv_bytes()))
+            try:
+                answers.append(pickle.loads(pipe.recv_bytes()))
+            except EOFError:
+                answers.append((None, "died"))
         for problem, _ in answers:
             assert problem is None, problem
         return [value for _, value in answers]
@@ -48,12 +58,12 @@ def under_torchrun(function: Any) -> list[Any]:
         del store
 
 
-def _main(function: Any, rank: int, port: int, pipe: Any) -> None:
+def _main(function: Any, rank: int, workers: int, port: int, pipe: Any) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(WORKERS),
+        WORLD_SIZE=str(workers),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
@@ -123,6 +133,68 @@ def test_train_claims_its_folder_once_and_resumes(tmp_path: Path) -> None:
         5,
         [p.tolist() for p in uninterrupted.model.parameters()],
     )
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["one machine", "machines apart"])
+def test_who_left_because_of_a_dead_worker_is_not_blamed_for_it(near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 notices at once and leaves. Worker 2 comes later and misses both."""
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    if not near:
+        monkeypatch.setattr(heartbeat, "machine", lambda: "")
+
+    def loop(rank: int) -> Any:
+        comm = current_comm()
+        comm.sum(torch.ones(1))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(rank)
+        with pytest.raises(PeerLost) as caught:
+            comm.sum(torch.ones(1))
+        return caught.value.rank, str(caught.value).split(",")[0]
+
+    assert under_torchrun(loop, 3) == [(1, "worker 1 has died"), "died", (1, "worker 1 has died")]
+
+
+def test_an_own_loop_that_fails_tells_the_others_who_say_it_in_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+
+    def loop(rank: int) -> None:
+        comm = current_comm()
+        comm.sum(torch.ones(1))
+        try:
+            if rank == 1:
+                raise KeyError("mine")
+            comm.sum(torch.ones(1))
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # as Python does if nobody catches it
+            os._exit(1)
+
+    assert under_torchrun(loop) == ["died", "died"]
+    lines = capfd.readouterr().err.splitlines()
+    told = [line for line in lines if line.startswith("equipoise: process 0: worker 1 failed (KeyError: 'mine'), last")]
+    own = [line for line in lines if "KeyError: 'mine'" in line and line not in told]
+    assert len(told) == len(own) == 1
+    assert sum("Traceback" in line for line in lines) == 1, "that of the worker whose error it is"
+
+
+def test_a_group_is_left_by_close_and_joined_again() -> None:
+    import equipoise as eq
+
+    def beating() -> int:
+        return sum(thread.name == "heartbeat" for thread in threading.enumerate())
+
+    def loop(rank: int) -> Any:
+        seen = []
+        for _ in range(2):
+            seen += [current_comm().sum(torch.ones(1)).item(), beating()]
+            eq.close()
+            seen += [beating(), dist.is_initialized()]
+        eq.close()
+        return seen
+
+    assert under_torchrun(loop) == [[2.0, 1, 0, False] * 2] * 2
 
 
 def test_alone_there_is_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

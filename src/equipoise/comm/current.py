@@ -23,7 +23,7 @@ def current_comm() -> Comm:
         if under_torchrun() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             from .process import ProcessComm
 
-            comm = ProcessComm.from_env()
+            comm = _local.joined = ProcessComm.from_env()
         else:
             from .virtual import VirtualComm, World
 
@@ -31,3 +31,15 @@ def current_comm() -> Comm:
             comm = VirtualComm(world, world.workers[0])
         _local.comm = comm
     return comm
+
+
+def close() -> None:
+    """Leave the group of workers that a loop of one's own has joined; the next `attach` or `Sampler` joins anew.
+
+    All workers call it, after their last step. It does nothing where no group was joined or the launcher made it, and
+    a program that ends does the same by itself.
+    """
+    comm, _local.joined = getattr(_local, "joined", None), None
+    if comm is not None:
+        comm.close()
+        set_current(None)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .diagnosis import state_of
 from .segment import Segment
 
 _TOKEN, _ACK = 101, 102  # tags of messages on gloo
@@ -176,7 +177,7 @@ class CounterNotices(Notices):
             now, seen = time.monotonic(), words[word]
             if now - began < _LOOK or _reached(seen, target):
                 continue
-            if not _alive(self.pids[peer]) and not _reached(words[word], target):
+            if state_of(self.pids[peer]) == "gone" and not _reached(words[word], target):
                 raise RuntimeError(f"worker {peer} has ended")
             if now > deadline:
                 raise RuntimeError(f"timed out after {self.timeout:g} s waiting for worker {peer}")
@@ -209,12 +210,3 @@ def _reached(value: int, target: int) -> bool:
 
 def _address(board: Segment) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(board.memory))
-
-
-def _alive(pid: int) -> bool:
-    """Is it running? A child that has ended stays a zombie until its parent asks."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] not in ([], [b"Z"], [b"X"])
-    except (FileNotFoundError, ProcessLookupError):
-        return False

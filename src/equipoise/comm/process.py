@@ -16,10 +16,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..core.errors import PeerLost, UserError
 from .base import Comm, Pending, Stream
+from .diagnosis import FAILED, LOST, find_missing
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
 from .segment import Segment
 from .shared_memory import Expected, SharedMemory
+from .unhandled import report_unhandled
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory
 
@@ -38,14 +40,21 @@ class ProcessComm(Comm):
 
     virtual = False
 
-    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None, steps: Any = None):
+    def __init__(
+        self,
+        *,
+        timeout: float = 300.0,
+        deterministic: bool = False,
+        heartbeat: Heartbeat | None = None,
+        steps: Any = None,
+    ):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.deterministic = deterministic
         self.timeout = timeout
         self._steps = steps  # shared memory in which the launcher reads each worker's step
         self._step = 0
         self._owner = False  # did this object make the process group? Then it ends it
-        self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
+        self._heartbeat = heartbeat
         self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout)
 
     @classmethod
@@ -55,8 +64,12 @@ class ProcessComm(Comm):
             store = dist.distributed_c10d._get_default_store()
             while hasattr(store, "underlying_store"):
                 store = store.underlying_store
-            own = _control_store(store) if hasattr(store, "clone") else None
-            return cls(timeout=timeout, deterministic=deterministic, store=own)
+            heartbeat = None
+            if hasattr(store, "clone"):
+                heartbeat = Heartbeat(_control_store(store), dist.get_rank(), dist.get_world_size())
+            comm = cls(timeout=timeout, deterministic=deterministic, heartbeat=heartbeat)
+            report_unhandled(comm)
+            return comm
         try:
             store, rank, size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
         except Exception as error:
@@ -65,7 +78,9 @@ class ProcessComm(Comm):
                 f"cannot reach the other workers at {host}:{port}: {str(error).splitlines()[0]}. If the port is in "
                 "use, give torchrun another --master-port (or --standalone, which finds a free one)"
             ) from error
-        return cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+        comm = cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+        report_unhandled(comm)
+        return comm
 
     @classmethod
     def join(
@@ -87,8 +102,17 @@ class ProcessComm(Comm):
         limit = datetime.timedelta(seconds=timeout)
         control_store = control_store or _control_store(store)
         prefixed = PrefixStore(f"equipoise/{_joined}", store)
-        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
-        comm = cls(timeout=timeout, deterministic=deterministic, store=control_store, steps=steps)
+        # Before the group: a worker that is lost while it is made is named too.
+        heartbeat = Heartbeat(control_store, rank, size)
+        heartbeat.inside += 1
+        try:
+            dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
+        except RuntimeError as error:
+            lost = peer_lost(heartbeat, error, f"while the group was made (timeout {timeout:g} s)")
+            heartbeat.close()
+            raise lost from error
+        heartbeat.inside -= 1
+        comm = cls(timeout=timeout, deterministic=deterministic, heartbeat=heartbeat, steps=steps)
         comm._owner = True
         return comm
 
@@ -115,8 +139,10 @@ class ProcessComm(Comm):
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         """Turn a failed call into an error that names the missing worker; record its seconds."""
-        if self._heartbeat is not None:
-            self._heartbeat.calls += 1
+        heartbeat = self._heartbeat
+        if heartbeat is not None:
+            heartbeat.calls += 1
+            heartbeat.inside += 1
         began = time.perf_counter()
         try:
             yield
@@ -124,17 +150,20 @@ class ProcessComm(Comm):
                 spent = time.perf_counter() - began
                 self.ledger.communicate += spent
                 self.ledger.unattributed += spent  # the loop separates waiting from it at control points
-        except RuntimeError as error:
-            raise self._diagnosis(call, error) from error
+        # An OSError: the memory of a process that is gone cannot be mapped.
+        except (RuntimeError, OSError) as error:
+            waited = time.perf_counter() - began
+            raise self._diagnosis(call, error, waited) from error
+        finally:
+            if heartbeat is not None:
+                heartbeat.inside -= 1
 
-    def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
-        missing = self._heartbeat.missing() if self._heartbeat is not None else None
-        if missing is None:
-            reason = str(error).splitlines()[0]
-            return PeerLost(f"worker {self.rank} lost the others in {call} at step {self.step}: {reason}")
-        rank, step, status = missing
-        waited = f"worker {self.rank} gave up waiting for it in {call} at step {self.step} (timeout {self.timeout:g} s)"
-        return PeerLost(f"worker {rank} {status}, last seen at step {step}; {waited}", rank, step)
+    def _diagnosis(self, call: str, error: Exception, waited: float) -> PeerLost:
+        patience = f" (timeout {self.timeout:g} s)" if waited > 0.9 * self.timeout else ""
+        where = f"in {call} at step {self.step}{patience}"
+        if self._heartbeat is None:
+            return PeerLost(f"worker {self.rank} lost the others {where}: {_first_line(error)}")
+        return peer_lost(self._heartbeat, error, where)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         with self._guard("sum"), torch.no_grad():
@@ -225,11 +254,35 @@ class ProcessComm(Comm):
             sends += [work.wait for work in _start(remote)]
         return _ProcessExchange(self, incoming, sends, expected, list(written.values()))
 
+    def fail(self, error: BaseException) -> None:
+        """This worker ends with an error of its own: tell the others, who would take it for dead."""
+        if self._heartbeat is not None and not isinstance(error, PeerLost):
+            self._heartbeat.fail(f"{FAILED} ({type(error).__name__}: {_first_line(error)})")
+
     def close(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.close()
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def peer_lost(heartbeat: Heartbeat, error: Exception, where: str) -> PeerLost:
+    """The error that names the missing worker. where: the call in which this one noticed."""
+    own, missing = heartbeat.rank, find_missing(heartbeat, closed="onnection" in str(error))
+    if missing is None:
+        heartbeat.fail(f"{FAILED} ({type(error).__name__}: {_first_line(error)})")
+        return PeerLost(f"worker {own} lost the others {where}: {_first_line(error)}")
+    heartbeat.fail(LOST)
+    found = f"worker {missing.rank} {missing.status}, last seen at step {missing.step}"
+    if missing.rank == own:
+        found = f"the other workers have given up this one: {found}"
+    else:
+        found += f"; worker {own} gave up waiting for it {where}"
+    return PeerLost(found, missing.rank, missing.step)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _start(operations: list[dist.P2POp]) -> list[Any]:

@@ -108,6 +108,8 @@ def _child(
         pipe.send_bytes(pickle.dumps(("done", result)))
         comm.close()
     except BaseException as error:
+        if comm is not None:
+            comm.fail(error)
         step = getattr(error, "step", None)
         report = {
             "type": type(error).__name__,

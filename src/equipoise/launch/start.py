@@ -52,6 +52,9 @@ def spawn(
                 result = function(comm)
                 barrier(comm)  # rank 0 may host the store that the others still use
                 return [result]
+        except BaseException as error:
+            comm.fail(error)
+            raise
         finally:
             set_current(None)
             comm.close()

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
-from ..comm.base import Comm
+from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
 from ..config.fingerprint import flattened, tables_of
@@ -167,6 +167,8 @@ class attach:
                 self.observer.finished(
                     counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
                 )
+            elif self.step.talks:
+                barrier(self.comm)  # a program that ends takes memory with it from which others may still read
         if self._claimed or self.observer.console is not None:
             self.observer.__exit__(*error)
 
