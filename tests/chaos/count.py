@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass
@@ -43,9 +41,16 @@ class Sums:
     def row(self, fault: str, expected: str, unit: str = "s") -> Row:
         return self.rows.setdefault(fault, Row(fault, expected, unit=unit))
 
+    def merge(self, others: Sums) -> None:
+        """Add what was counted elsewhere."""
+        for other in others.rows.values():
+            row = self.row(other.fault, other.expected, other.unit)
+            row.tried, row.held = row.tried + other.tried, row.held + other.held
+            row.failures += other.failures
+            if other.worst is not None:
+                row.measured(other.worst)
+
     @property
     def passed(self) -> bool:
         return all(row.passed for row in self.rows.values())
 
-
-Scenario = Callable[..., Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import story
 from .count import Sums
-from .kills import RESUMED, check_checkpoints, one_life
+from .kills import RESUMED, check_checkpoints, check_history, one_life
 from .victim import Victim, until
 
 TIMEOUT = 2.0  # seconds that the others wait
@@ -47,8 +47,7 @@ def stopped_worker(sync: str, rng: random.Random, folder: Path, sums: Sums) -> N
     again = Victim(lambda: one_life(run, sync, journal, bool(start), None, {}), folder / "said").wait(120)
     right = again.value == (story.undisturbed(sync), 0)
     sums.row("runs with a stopped worker", RESUMED).count(right, f"{what}: {again}")
-    wrong = story.lost_and_repeated(journal.agreed({0: 0, 1: start}))
-    sums.row("runs with such faults", "each example once per epoch").count(wrong == 0, f"{what}: {wrong}")
+    check_history(run, journal.agreed({0: 0, 1: start}), what, sums)
 
 
 def paused_worker(sync: str, rng: random.Random, folder: Path, sums: Sums) -> None:

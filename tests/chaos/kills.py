@@ -73,9 +73,17 @@ def killed_many_times(sync: str, rng: random.Random, folder: Path, sums: Sums, m
     right = outcome.code == 0 and sha == story.undisturbed(sync)
     for fault in faults:
         sums.row(KINDS[fault.kind], RESUMED).count(right, f"{sync} {fault}: {outcome}")
-    wrong = story.lost_and_repeated(journal.agreed(resumed))
-    sums.row("runs with such faults", "each example once per epoch").count(wrong == 0, f"{sync}: {wrong} {resumed}")
+    check_history(run, journal.agreed(resumed), f"{sync} {resumed}", sums)
     return len(faults)
+
+
+def check_history(run: Path, agreed: list[story.Line], what: str, sums: Sums) -> None:
+    """Of a run that has ended in spite of its faults: its examples, and its log."""
+    wrong = story.lost_and_repeated(agreed)
+    sums.row("examples of runs with such faults", "each once per epoch in what counts").count(wrong == 0, what)
+    log = story.log_of(run)
+    row = sums.row("logs of runs with such faults", "read as one history, without gaps")
+    row.count(log == story.WHOLE_LOG, f"{what}: {log}")
 
 
 def one_life(

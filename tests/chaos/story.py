@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,9 +16,11 @@ import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.config import registry
 from equipoise.core.random import seed_torch
+from equipoise.observe.events import read_events
 
 EXAMPLES, WORKERS, EPOCHS, BATCH = 61, 3, 4, 4  # six steps an epoch
-STEPS = 24
+STEPS, LOGGED = 24, 4
+PAUSE = 0.004  # seconds of each batch, so that there is a moment to strike at
 _generator = torch.Generator().manual_seed(3)
 INPUTS = torch.randn(EXAMPLES, 5, generator=_generator)
 LABELS = (INPUTS @ torch.randn(5, 3, generator=_generator)).argmax(1)
@@ -57,6 +60,7 @@ class Journal:
     def loss(self, outputs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():  # not while models are evaluated
             self._write(" ".join(map(str, numbers.tolist())))
+            time.sleep(PAUSE)
         return nn.functional.cross_entropy(outputs, LABELS[numbers])
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
@@ -107,7 +111,7 @@ def lost_and_repeated(lines: list[Line], epochs: int = EPOCHS) -> int:
 def train(folder: Path, sync: str, journal: Journal, *, resume: bool | int = False, **how: Any) -> eq.Run:
     arguments: dict[str, Any] = {
         **choices(sync),
-        **{"workers": WORKERS, "epochs": EPOCHS, "batch": BATCH, "checkpoint_every": 2, "log_every": 4},
+        **{"workers": WORKERS, "epochs": EPOCHS, "batch": BATCH, "checkpoint_every": 2, "log_every": LOGGED},
         **{"deterministic": True, "virtual": False, "timeout": 60.0, "out": folder, "resume": resume},
         **how,
     }
@@ -119,6 +123,18 @@ def undisturbed(sync: str) -> str:
     """The hash of the mean model where nothing happens."""
     quiet = Journal(Path(os.devnull))
     return str(train(Path(), sync, quiet, virtual=True, out=None).result["params_sha256"])
+
+
+def log_of(run: Path) -> dict[int, list[int]]:
+    """By worker, the steps in the log of a run, read as one history."""
+    steps: dict[int, list[int]] = {}
+    for event in read_events(run):
+        if event["event"] == "step":
+            steps.setdefault(event["worker"], []).append(event["step"])
+    return steps
+
+
+WHOLE_LOG = {rank: list(range(LOGGED, STEPS + 1, LOGGED)) for rank in range(WORKERS)}
 
 
 def resume_point(folder: Path) -> int:
