@@ -251,7 +251,7 @@ WIRES: dict[str, Callable[[Any], Any] | None] = {
     "int4": lambda wire: wire.Int4(),
     "top-k": lambda wire: wire.TopK(keep=1 / 64, values=2),
     "top-k, coded again": lambda wire: wire.TopK(keep=1 / 64, values=2, reduce="all-to-all"),
-    "top-k, feedback .95": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95),
+    "top-k, feedback .95": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95, residual="feedback"),
     "PowerSGD 2": lambda wire: wire.PowerSGD(rank=2),
 }
 PEERS: dict[str, Callable[[Task], Trainee]] = {

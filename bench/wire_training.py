@@ -4,13 +4,13 @@
     python wire_training.py --data-dir DIR --quick                     # a minute: do all of them run?
 
 CIFAR-10, images averaged down to 16 x 16, with a ResNet of 8 layers (GroupNorm) and momentum SGD; WikiText-2 with a
-small transformer and AdamW, trained on its validation part and tested on its test part. 4 virtual workers, all runs of
-a task with the same number of steps, cosine decay, 3 seeds. Losses are those of the workers' mean model at the end, on
-the first training examples and on the test part.
+transformer of one layer and AdamW, trained on its validation part and tested on its test part. 4 virtual workers, all
+runs of a task and a sync with the same number of steps, cosine decay, 3 seeds. Losses are those of the workers' mean
+model at the end, on the first training examples and on the test part.
 
-Tuned on a seed of its own, by the training loss: the learning rate for float32 all-reduce, which all others reuse; the
-outer learning rate and momentum of float32 DiLoCo, which all other wires reuse, except for the sparse ones. These
-choose between that and outer steps without momentum, whose place the residual takes (feedback .95, SparseLoCo).
+Tuned on a seed of its own, by the training loss: the learning rate of float32 all-reduce, and the outer learning rate
+and momentum of float32 DiLoCo, which all other wires reuse. Top-k chooses among outer steps of its own, with residuals
+in the models and with error feedback (with the decay of SparseLoCo too); random-k takes those of top-k.
 
 Runs are kept in `--out` as they end, and not repeated. Differences are relative to the float32 run of the same seed.
 `message` is the ratio of a float32 vector to one message, `sent` that of all bytes a worker sends: a sparse message
@@ -25,7 +25,7 @@ import math
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +41,17 @@ from equipoise.models import ResNet, Transformer
 from equipoise.wire.base import pieces_of
 
 WORKERS, H = 4, 16
+SYNCS = ("DiLoCo", "all-reduce")
 TASKS = {"cifar": "CIFAR-10, ResNet-8", "text": "WikiText-2, transformer"}
-LRS = {"cifar": (0.05, 0.1, 0.2), "text": (1e-3, 2e-3, 4e-3)}
-OUTER = ((0.7, 0.9), (1.0, 0.5), (0.7, 0.5), (1.0, 0.0))
-SPARSE_OUTER = ((0.4, 0.0), (0.7, 0.0), (1.0, 0.0))
+LRS = {
+    ("cifar", "DiLoCo"): (0.1,),
+    ("text", "DiLoCo"): (4e-3,),
+    ("cifar", "all-reduce"): (0.05, 0.1),
+    ("text", "all-reduce"): (2e-3, 4e-3),
+}
+OUTER = ((1.0, 0.3), (1.0, 0.0), (1.0, 0.5))
+IN_MODEL_OUTER = ((2.0, 0.0), (3.0, 0.0), (1.0, 0.5))  # outer steps for residuals in the models
+FEEDBACK_OUTER = ((1.0, 0.0, None), (0.7, 0.0, 0.95))  # for residuals that are sent later, with their decay
 WIRES: dict[str, Callable[[float | None], Any]] = {
     "float32": lambda feedback: eq.wire.Float32(),
     "bfloat16": lambda feedback: eq.wire.BFloat16(),
@@ -53,14 +60,14 @@ WIRES: dict[str, Callable[[float | None], Any]] = {
     "int4": lambda feedback: eq.wire.Int4(),
     "sign": lambda feedback: eq.wire.Sign(),
     "power-sgd, rank 2": lambda feedback: eq.wire.PowerSGD(rank=2),
-    "top-k 1/16, 8 bits": lambda feedback: sparse(eq.wire.TopK, feedback, keep=1 / 16, values=8),
-    "top-k 1/64, full": lambda feedback: sparse(eq.wire.TopK, feedback, keep=1 / 64, values=32),
-    "top-k 1/64, 2 bits": lambda feedback: sparse(eq.wire.TopK, feedback, keep=1 / 64, values=2),
-    "dct 1/64, 2 bits": lambda feedback: sparse(eq.wire.Dct, None, keep=1 / 64, values=2),
-    "random-k 1/64": lambda feedback: sparse(eq.wire.RandomK, feedback, keep=1 / 64),
+    "top-k": lambda feedback: eq.wire.TopK(residual="model"),
+    "top-k, feedback": lambda feedback: sparse(eq.wire.TopK, feedback, residual="feedback"),
+    "dct": lambda feedback: sparse(eq.wire.Dct, feedback),
+    "random-k": lambda feedback: eq.wire.RandomK(residual="model"),
 }
-SPARSE = tuple(name for name in WIRES if name.startswith(("top-k", "random-k", "dct")))
-GOALS = {"int4": (0.002, 1.0), "top-k 1/64, 2 bits": (0.005, 100.0)}  # loss, message
+TUNED = {"top-k": IN_MODEL_OUTER, "top-k, feedback": FEEDBACK_OUTER}
+LIKE = {"random-k": "top-k"}  # takes the outer step of another wire
+GOALS = {"int4": (0.002, 1.0), "top-k": (0.005, 100.0)}  # loss, message
 CACHE: dict[str, Any] = {}
 
 
@@ -104,18 +111,23 @@ def load(task: str, args: argparse.Namespace) -> Any:
 def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
     case, args = job
     torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # its set-up costs more than it saves for convolutions this small
     train, test, loaded = load(case.task, args)
     text, diloco = case.task == "text", case.sync == "DiLoCo"
     loss = language_loss if text else nn.CrossEntropyLoss()
 
     def model() -> nn.Module:
         torch.manual_seed(case.seed)
-        return Transformer(width=32).build(loaded) if text else ResNet(norm="group", width=args.width).build(loaded)
+        return (
+            Transformer(width=32, layers=args.layers).build(loaded)
+            if text
+            else ResNet(norm="group", width=args.width).build(loaded)
+        )
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
         if text:
-            return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=0.01)
-        return torch.optim.SGD(parameters, lr=case.lr, momentum=0.9, weight_decay=5e-4)
+            return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=0.01, fused=True)
+        return torch.optim.SGD(parameters, lr=case.lr, momentum=0.9, weight_decay=5e-4, fused=True)
 
     outer = {"lr": case.outer_lr, "momentum": case.outer_momentum, "nesterov": case.outer_momentum > 0}
     wire = WIRES[case.wire](case.feedback)
@@ -174,7 +186,7 @@ class Results:
 
     def key(self, case: Case) -> str:
         a, text = self.args, case.task == "text"
-        return json.dumps([*case, *((a.vocabulary, a.windows) if text else (a.examples, a.width, a.tests))])
+        return json.dumps([*case, *((a.vocabulary, a.windows, a.layers) if text else (a.examples, a.width, a.tests))])
 
     def get(self, case: Case) -> dict[str, Any]:
         row: dict[str, Any] = self.rows[self.key(case)]
@@ -201,38 +213,46 @@ class Results:
         return min(cases, key=lambda case: self.get(case)["loss"])
 
 
-def first(task: str, args: argparse.Namespace) -> Case:
-    steps, batch = (args.steps, args.batch) if task == "cifar" else (args.text_steps, args.text_batch)
-    return Case(task, "all-reduce", "float32", args.tuning_seed, LRS[task][0], steps=steps, batch=batch)
+def first(task: str, sync: str, args: argparse.Namespace) -> Case:
+    steps = args.steps if sync == "DiLoCo" else args.all_reduce_steps
+    batch, (outer, momentum) = args.batch if task == "cifar" else args.text_batch, OUTER[0]
+    case = Case(task, sync, "float32", args.tuning_seed, LRS[task, sync][0], steps=steps, batch=batch)
+    return case._replace(outer_lr=outer, outer_momentum=momentum) if sync == "DiLoCo" else case
 
 
-def tuned(tasks: list[str], wires: list[str], results: Results) -> dict[tuple[str, str, str], Case]:
+def wires_of(sync: str) -> list[str]:
+    """Gradients have no model in which their residual could stay: both kinds of top-k are the same there."""
+    return [wire for wire in WIRES if sync == "DiLoCo" or wire != "top-k, feedback"]
+
+
+def tuned(tasks: list[str], results: Results) -> dict[tuple[str, str, str], Case]:
     """The choices of every task, sync and wire, from runs on one more seed."""
-    grids = {task: [first(task, results.args)._replace(lr=lr) for lr in LRS[task]] for task in tasks}
+    keys = [(task, sync) for task in tasks for sync in SYNCS]
+    grids = {key: [first(*key, results.args)._replace(lr=lr) for lr in LRS[key]] for key in keys}
     results.need([case for cases in grids.values() for case in cases])
-    dense = {task: results.best(grids[task]) for task in tasks}
-    outer = {
-        task: [dense[task]._replace(sync="DiLoCo", outer_lr=a, outer_momentum=m) for a, m in OUTER] for task in tasks
-    }
-    results.need([case for cases in outer.values() for case in cases])
-    local = {task: results.best(outer[task]) for task in tasks}
+    for task in tasks:
+        best = results.best(grids[task, "DiLoCo"])
+        grids[task, "DiLoCo"] += [best._replace(outer_lr=a, outer_momentum=m) for a, m in OUTER]
+    results.need([case for cases in grids.values() for case in cases])
+    dense = {key: results.best(cases) for key, cases in grids.items()}
     several = {
-        (task, wire): [local[task]._replace(wire=wire)]
-        + [
-            local[task]._replace(wire=wire, outer_lr=a, outer_momentum=m, feedback=None if "dct" in wire else 0.95)
-            for a, m in SPARSE_OUTER
+        (task, wire): [
+            dense[task, "DiLoCo"]._replace(wire=wire, outer_lr=a, outer_momentum=m, feedback=(*decay, None)[0])
+            for a, m, *decay in grid
         ]
+        for wire, grid in TUNED.items()
         for task in tasks
-        for wire in wires
-        if wire in SPARSE
     }
     results.need([case for cases in several.values() for case in cases])
-    choices = {}
-    for task in tasks:
-        for wire in wires:
-            choices[task, "all-reduce", wire] = dense[task]._replace(wire=wire)
-            cases = several.get((task, wire))
-            choices[task, "DiLoCo", wire] = results.best(cases) if cases else local[task]._replace(wire=wire)
+    choices = {
+        (task, sync, wire): dense[task, sync]._replace(wire=wire) for task, sync in keys for wire in wires_of(sync)
+    }
+    choices |= {(task, "DiLoCo", wire): results.best(cases) for (task, wire), cases in several.items()}
+    choices |= {
+        (task, "DiLoCo", wire): choices[task, "DiLoCo", other]._replace(wire=wire)
+        for wire, other in LIKE.items()
+        for task in tasks
+    }
     return choices
 
 
@@ -295,28 +315,18 @@ def draw(panels: dict[str, dict[str, list[dict[str, Any]]]], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False, layout="constrained")
-    for plot, (title, rows) in zip(axes[0], panels.items(), strict=True):
-        for number, (name, seeds) in enumerate(rows.items()):
+    figure, axes = plt.subplots(2, -(-len(panels) // 2), figsize=(9, 6.5), squeeze=False, layout="constrained")
+    for plot, (title, rows) in zip(axes.flat, panels.items(), strict=False):
+        for number, name in enumerate(WIRES):
+            seeds = rows.get(name, [])
             losses = [row["loss"] for row in seeds]
-            if all(map(math.isfinite, losses)):
-                sent = [row["sent"] for row in seeds]
-                plot.plot(sent, losses, "os^Dv<>pP*Xh"[number % 12], ms=5, label=name)
+            if seeds and all(map(math.isfinite, losses)):
+                sent, colour = [row["sent"] for row in seeds], plt.get_cmap("tab20")(number)
+                plot.plot(sent, losses, "os^Dv<>pP*Xh"[number % 12], color=colour, ms=6, label=name)
         plot.set(xscale="log", xlabel="bytes sent per worker and step", ylabel="training loss", title=title)
         plot.grid(alpha=0.3)
-    axes[0][-1].legend(fontsize=6)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=100)
-
-
-def names_of(args: argparse.Namespace) -> Iterator[str]:
-    """The wires that this version has."""
-    for name, make in WIRES.items():
-        try:
-            make(None)
-        except AttributeError:
-            print(f"{name} is left out: there is no such wire")
-            continue
-        yield name
 
 
 def main() -> None:
@@ -326,41 +336,41 @@ def main() -> None:
     parser.add_argument("--task", choices=("both", *TASKS), default="both")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tuning-seed", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=1536)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--text-steps", type=int, default=1536)
-    parser.add_argument("--text-batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=1024, help="with DiLoCo")
+    parser.add_argument("--all-reduce-steps", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--text-batch", type=int, default=2)
     parser.add_argument("--width", type=int, default=8, help="of the ResNet")
     parser.add_argument("--examples", type=int, default=20_000)
-    parser.add_argument("--tests", type=int, default=4_000, help="images of each part that are evaluated")
-    parser.add_argument("--windows", type=int, default=2_000, help="windows of text of each part that are evaluated")
-    parser.add_argument("--vocabulary", type=int, default=1_000)
+    parser.add_argument("--layers", type=int, default=1, help="of the transformer")
+    parser.add_argument("--tests", type=int, default=2_000, help="images of each part that are evaluated")
+    parser.add_argument("--windows", type=int, default=1_000, help="windows of text of each part that are evaluated")
+    parser.add_argument("--vocabulary", type=int, default=500)
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, no tuning: do they run?")
     parser.add_argument("--plot", metavar="FILE", help="draw losses against bytes")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
     args = parser.parse_args()
     if args.quick:
-        args.steps = args.text_steps = 32
+        args.steps = args.all_reduce_steps = 32
         args.seeds, args.examples, args.tests, args.windows = 1, 2_000, 500, 200
-    started, tasks, wires = time.time(), list(TASKS) if args.task == "both" else [args.task], list(names_of(args))
+    started, tasks = time.time(), list(TASKS) if args.task == "both" else [args.task]
     results = Results(args)
     if args.quick:
-        dense = {task: first(task, args)._replace(lr=LRS[task][1]) for task in tasks}
         choices = {
-            (task, sync, wire): dense[task]._replace(sync=sync, wire=wire)
+            (task, sync, wire): first(task, sync, args)._replace(wire=wire)
             for task in tasks
-            for sync in ("DiLoCo", "all-reduce")
-            for wire in wires
+            for sync in SYNCS
+            for wire in wires_of(sync)
         }
     else:
-        choices = tuned(tasks, wires, results)
+        choices = tuned(tasks, results)
     cases = {which: [case._replace(seed=seed) for seed in range(args.seeds)] for which, case in choices.items()}
     results.need([case for seed in zip(*cases.values(), strict=True) for case in seed])
     panels, ratios = {}, {}
     for task in tasks:
-        for sync in ("DiLoCo", "all-reduce"):
-            title = f"{TASKS[task]}, {sync}"
+        for sync in SYNCS:
+            title, wires = f"{TASKS[task]}, {sync}", wires_of(sync)
             panels[title] = {wire: [results.get(case) for case in cases[task, sync, wire]] for wire in wires}
             ratios |= table(title, panels[title], {wire: choices[task, sync, wire] for wire in wires})
     print(f"\n{time.time() - started:.0f} s, {args.seeds} seeds")
