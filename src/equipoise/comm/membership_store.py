@@ -93,7 +93,7 @@ class StoreMembership(Membership):
         if total == self._settled:
             return 0
         waiting = self._waiting(total)
-        if not waiting:
+        if all(self.store.check([f"used/{ticket}"]) for ticket in range(self._settled + 1, total + 1)):
             self._settled = total
         return max(0, min(len(waiting), self.elasticity.most - len(self._members)))
 

@@ -70,7 +70,8 @@ class ElasticLauncher:
         try:
             return socket.create_server((host, port), backlog=128)
         except OSError as error:
-            raise UserError(f"cannot listen at {listen}: {error.strerror}; choose another address") from None
+            why = os.strerror(error.errno) if error.errno is not None else str(error)
+            raise UserError(f"cannot listen at {listen}: {why}; choose another address") from None
 
     def run(self, workers: int, announce: Callable[[str, Any], None] | None = None) -> list[Any]:
         """The results of the workers that came to the end, by worker."""
