@@ -9,6 +9,7 @@ import pytest
 
 from equipoise.report.runs import load_run
 from equipoise.report.timeline import Attendance, _ticks, timeline, who_was_there
+from equipoise.report.workers import accounts
 
 from .runs import event, events, write
 
@@ -81,3 +82,23 @@ def test_nothing_is_shown_where_nobody_came_or_went_or_the_events_are_odd(tmp_pa
 )
 def test_ticks_are_round(end: float, ticks: Any) -> None:
     assert _ticks(end) == pytest.approx(list(ticks))
+
+
+def test_a_worker_that_returns_counts_its_time_anew(tmp_path: Path) -> None:
+    def spent(kind: str, step: int, compute: float, wait: float, **more: Any) -> dict[str, Any]:
+        return event(kind, 2, step, compute=compute, wait=wait, communicate=0.0, **more)
+
+    lines = [
+        spent("start", 0, 0.0, 0.0, examples=6, classes=None),
+        spent("step", 10, 6.0, 4.0, loss=1.0, lr=0.1, batch=4),
+        spent("membership", 20, 0.0, 1.0, generation=2, members=[0, 2], joined=[2], lost=[]),
+        spent("step", 30, 5.0, 6.0, loss=1.0, lr=0.1, batch=4),
+        spent("membership", 30, 5.0, 6.0, generation=3, members=[2], joined=[], lost=[]),
+        spent("end", 40, 15.0, 6.0, consensus=0.0),
+    ]
+    found = accounts(load_run(write(tmp_path / "run", lines)))
+    assert found is not None
+    assert found["totals"] == [[21.0, 10.0, 0.0]]
+    assert found["strips"] == [
+        {"begins": [0, 20, 30], "lasts": [10, 10, 10], "shares": [[0.6, 0.5, 1.0], [0.4, 0.5, 0.0], [0.0, 0.0, 0.0]]}
+    ]

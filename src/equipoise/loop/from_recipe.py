@@ -76,7 +76,7 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
 
 
 def elasticity_of(plain: dict[str, Any]) -> Elasticity | None:
-    if plain["elastic"] is None:
+    if plain["elastic"] in (None, "none"):
         return None
     options = {name: plain[name] for name in ("deadline", "respawn", "listen", "snapshot_every")}
     return Elasticity.parse(plain["elastic"], plain["workers"], **options)
