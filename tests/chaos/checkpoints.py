@@ -25,7 +25,20 @@ from equipoise.cli.main import main
 from .count import Sums
 from .victim import Outcome, Victim
 
-FLAGS = "--data synthetic --data.examples 60 --data.features 5 --model logistic --virtual --workers 2 --quiet".split()
+FLAGS = [
+    "--data",
+    "synthetic",
+    "--data.examples",
+    "60",
+    "--data.features",
+    "5",
+    "--model",
+    "logistic",
+    "--virtual",
+    "--workers",
+    "2",
+    "--quiet",
+]
 MEMORY = 2 << 30  # bytes that a command may ask for, beyond what it has
 LIMIT = 40.0  # seconds
 

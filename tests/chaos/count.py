@@ -53,4 +53,3 @@ class Sums:
     @property
     def passed(self) -> bool:
         return all(row.passed for row in self.rows.values())
-

@@ -64,4 +64,6 @@ def paused_worker(sync: str, rng: random.Random, folder: Path, sums: Sums) -> No
         os.kill(pid, signal.SIGCONT)
     outcome = victim.wait(60)
     right = outcome.value == (story.undisturbed(sync), 0)
-    sums.row("workers and launchers paused for 1 s", "the bits of an undisturbed run").count(right, f"{sync}: {outcome}")
+    sums.row("workers and launchers paused for 1 s", "the bits of an undisturbed run").count(
+        right, f"{sync}: {outcome}"
+    )

@@ -115,11 +115,7 @@ def die_inside_a_write(fault: Fault) -> None:
 def strike(victim: Victim, journal: story.Journal, life: int, start: int, fault: Fault) -> None:
     """Wait for the step, and do it."""
     enough = story.WORKERS if fault.step or fault.kind == "worker" else 1
-    until(
-        lambda: (
-            (len(journal.workers(life)) >= enough and journal.step(life) >= start + fault.step) or victim.ended()
-        )
-    )
+    until(lambda: (len(journal.workers(life)) >= enough and journal.step(life) >= start + fault.step) or victim.ended())
     time.sleep(fault.jitter)
     pids = {
         "worker": [journal.workers(life).get(fault.rank, 0)],

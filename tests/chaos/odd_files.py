@@ -39,7 +39,12 @@ def texts() -> Iterator[tuple[str, str, str, list[str]]]:
         yield f"result.json: {name}", "run/result.json", text, ["resume", "run", "--steps", "4", "--quiet"]
         yield f"events.jsonl: {name}", "run/events.jsonl", f"{text}\n", ["report", "run"]
         yield f"partition: {name}", "p.json", text, ["train", *FLAGS, *steps, *_partition("p.json")]
-        yield f"partition: {name}", "p.json", f'{{"blocks": [[{text}], [1]]}}', ["train", *FLAGS, *steps, *_partition("p.json")]
+        yield (
+            f"partition: {name}",
+            "p.json",
+            f'{{"blocks": [[{text}], [1]]}}',
+            ["train", *FLAGS, *steps, *_partition("p.json")],
+        )
         yield f"cluster: {name}", "c.json", text, ["train", *FLAGS, *steps, "--cluster", "c.json"]
     for event in ODD_EVENTS:
         yield f"events.jsonl: {event[:60]}", "run/events.jsonl", f"{event}\n", ["report", "run"]
@@ -235,4 +240,3 @@ def odd_file(case: tuple[str, Callable[[Path], None], list[str]], folder: Path, 
 def some(rng: random.Random, count: int) -> list[tuple[str, Callable[[Path], None], list[str]]]:
     cases = all_cases()
     return rng.sample(cases, min(count, len(cases)))
-

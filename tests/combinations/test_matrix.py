@@ -102,7 +102,7 @@ def resumed_in_memory(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     memories: dict[int, Memory] = {}
     monkeypatch.setattr(loop, "load_worker", load)
-    monkeypatch.setattr("equipoise.loop.train.Worker", Twice)
+    monkeypatch.setattr("equipoise.loop.generations.Worker", Twice)
     return ends
 
 

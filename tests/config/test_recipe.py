@@ -132,6 +132,11 @@ def test_dump_and_load_every_setting(tmp_path: Path) -> None:
                 "slow": "2",
                 "until": "loss=0.3",
                 "loss": "model",
+                "elastic": "1:8",
+                "deadline": 5.0,
+                "respawn": 1,
+                "listen": "127.0.0.1:0",
+                "snapshot_every": 3,
             },
         }
     )

@@ -197,11 +197,13 @@ def test_residuals_of_those_who_stay_are_kept_and_replicas_begin_alike(monkeypat
 
     def take(snapshots: Any, label: Any, parts: Any) -> None:
         channel = parts.step.wire.channels["average"]
-        kept[label, parts.step.comm.worker] = channel.residual if channel.residual is None else channel.residual.clone()
+        kept[(label[0], parts.step.clock.step), parts.step.comm.worker] = (
+            channel.residual if channel.residual is None else channel.residual.clone()
+        )
         original(snapshots, label, parts)
 
     monkeypatch.setattr(Snapshots, "take", take)
-    wire = {"wire": eq.wire.TopK(keep=0.25)}
+    wire = {"wire": eq.wire.TopK(keep=0.25, residual="feedback")}
     run(make_job(eq.sync.PeriodicAverage(), OFTEN, [Change(1, "lose", step=6), Change(4, "join", step=9)], **wire))
     for worker in (0, 2, 3):
         assert torch.equal(kept[(1, 4), worker], kept[(0, 4), worker])
@@ -228,7 +230,7 @@ def test_adaptive_batches_keep_their_size_per_worker(monkeypatch: pytest.MonkeyP
     original = Snapshots.take
 
     def take(snapshots: Any, label: Any, parts: Any) -> None:
-        sizes[label] = parts.step.batch.sizes()
+        sizes[label[0], parts.step.clock.step] = parts.step.batch.sizes()
         original(snapshots, label, parts)
 
     monkeypatch.setattr(Snapshots, "take", take)
@@ -243,7 +245,7 @@ def test_adaptive_batches_keep_their_size_per_worker(monkeypatch: pytest.MonkeyP
     [
         (
             {"period": eq.period.TotalSteps(2), "sync": eq.sync.PeriodicAverage()},
-            "own steps.*use a period such as every",
+            "own block.*or a period such as every",
         ),
         ({"batch": [8, 8, 8, 8]}, "batch.size lists a number for each worker"),
         ({"partition": eq.partition.IID(speeds=[1.0, 1.0, 2.0, 2.0])}, "partition.speeds lists a number for each"),

@@ -92,6 +92,7 @@ def check_elastic(
     for workers in range(max(least, 2), min(most, _SIZES) + 1):
         try:
             sync.check_graph(workers)
+            sync.check_world(workers)
             if wire is not None and not wire.plain:
                 _check_wire(sync, wire, workers)
         except UserError as error:

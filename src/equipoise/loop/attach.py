@@ -391,14 +391,18 @@ class attach:
 
         The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
         """
-        self.step.guard.meet()
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
         task = EvaluationTask(source, TrainingLoss(loss, metrics), device)
+
+        def all_together() -> dict[str, dict[str, float]]:
+            self.step.guard.meet()
+            return evaluate(self.step, task, names)
+
         if self.elastic is None:
-            self._models = evaluate(self.step, task, names)
+            self._models = all_together()
         else:
-            self._models = self.elastic.attempt("evaluate", lambda: evaluate(self.step, task, names), self._models)
+            self._models = self.elastic.attempt("evaluate", all_together, self._models)
         self._since = time.perf_counter()
         if self.claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
