@@ -362,8 +362,6 @@ def test_a_gradient_that_is_not_finite_is_agreed_on_and_changes_nothing(tmp_path
     rule = eq.batch.NormTest(start=8, eta=0.1)
     with pytest.raises(NonFinite, match="the parameters are not finite"):
         workers_of(rule, 1, loss=loss, period=eq.period.Every(1), folder=tmp_path)
-    events = [event for event in read_events(tmp_path) if event["event"] == "batch"]
-    assert "not finite" in events[0]["reason"]
 
 
 def test_no_gradient_anywhere() -> None:

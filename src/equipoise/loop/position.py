@@ -192,7 +192,7 @@ class Position(DataPosition):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["block"] != self.block.tolist():
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
-        refuse_impossible(state, self.context.rank, len(self.blocks), sum(map(len, self.blocks)))
+        refuse_impossible(state, self.context.rank, len(self.blocks))
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
         if self.shared:
             self.sequences = self._all_sequences(state["lengths"])
@@ -210,7 +210,7 @@ class Position(DataPosition):
 
     def redistribute(self, states: list[dict[str, Any]]) -> None:
         for rank, state in enumerate(states):
-            refuse_impossible(state, rank, len(states), sum(map(len, self.blocks)))
+            refuse_impossible(state, rank, len(states))
         sequences = [np.asarray(state["sequence"], dtype=np.int64) for state in states]
         taken = [state["taken"][rank] for rank, state in enumerate(states)]
         whole = {"consumed": states[0]["consumed"], "before": states[0]["before"]}
@@ -232,13 +232,12 @@ class Position(DataPosition):
         self.positions = None
 
 
-def refuse_impossible(state: dict[str, Any], rank: int, workers: int, examples: int) -> None:
+def refuse_impossible(state: dict[str, Any], rank: int, workers: int) -> None:
     """A position that no worker can be in: it would train on other examples, or never end."""
     sequence, lengths = np.asarray(state["sequence"], dtype=np.int64), np.asarray(state["lengths"], dtype=np.int64)
     points = [np.asarray(row["taken"], dtype=np.int64) for row in (state, *state["replay"])]
     possible = (
         len(lengths) == workers
-        and lengths.sum() <= examples
         and all(point.shape == lengths.shape for point in points)
         and all((a <= b).all() for a, b in itertools.pairwise([0 * lengths, *points, lengths]))
         and len(sequence) == lengths[rank]
