@@ -3,7 +3,7 @@
     python docs/make_cards.py
 
 A card has the method's name, when to use it, its docstring with the equations set as LaTeX, its options, and for a
-sync a picture.
+sync a picture and what happens when workers come and go.
 A page of docs/api names the classes of an axis; mkdocstrings fills in signatures and options.
 """
 
@@ -59,12 +59,23 @@ def options(cls: type) -> str:
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else ""
 
 
+def change(cls: type, text: dict[str, str]) -> str:
+    """What happens when workers are lost or join: a sentence, and what its class says of the state."""
+    if "change" not in text:
+        return ""
+    kinds = {"of all": cls.COMMON, "of each worker": cls.OWN}
+    kept = [f"{whose} {', '.join(f'`{name}`' for name in names)}" for whose, names in kinds.items() if names]
+    return f"\n- **Workers come and go:** {text['change']}" + (
+        f" State that is kept: {'; '.join(kept)}." if kept else ""
+    )
+
+
 def card(entry: registry.Entry, text: dict[str, str]) -> str:
     cls = registry.get(entry.axis, entry.name)
     parts = [
         f"## {entry.name}",
         f"`eq.{entry.axis}.{cls.__name__}`: {entry.help}.",
-        f"- **Use it:** {text['use']}\n- **Avoid it:** {text['avoid']}",
+        f"- **Use it:** {text['use']}\n- **Avoid it:** {text['avoid']}" + change(cls, text),
         equations.markdown(inspect.getdoc(cls) or ""),
         *filter(None, [options(cls)]),
     ]

@@ -27,6 +27,13 @@ def test_every_method_has_a_card() -> None:
             assert f"\n## {entry.name}\n" in (DOCS / "methods" / f"{entry.axis}.md").read_text()
 
 
+def test_every_sync_says_what_happens_when_workers_come_and_go() -> None:
+    page = (DOCS / "methods" / "sync.md").read_text()
+    for entry in registry.entries("sync"):
+        card = page.partition(f"\n## {entry.name}\n")[2].partition("\n## ")[0]
+        assert "- **Workers come and go:** " in card, entry.name
+
+
 def test_every_sync_has_a_picture() -> None:
     missing = [e.name for e in registry.entries("sync") if not (DOCS / "pictures" / f"sync-{e.name}.png").exists()]
     assert not missing, "run: python docs/make_pictures.py"
