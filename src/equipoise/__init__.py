@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import batch, order, partition, period, signal, sync, testing, topology, wire
+    from .comm.current import close as close
+    from .comm.current import rank as rank
+    from .comm.current import world_size as world_size
     from .config.citations import cite as cite
     from .config.recipe import Recipe as Recipe
     from .config.registry import register as register
+    from .core import errors as errors
     from .core.method import Metadata as Metadata
     from .core.method import option as option
     from .data import features
@@ -39,12 +43,15 @@ __all__ = [
     "batch",
     "batch_sizes",
     "cite",
+    "close",
+    "errors",
     "features",
     "measure_speeds",
     "option",
     "order",
     "partition",
     "period",
+    "rank",
     "register",
     "signal",
     "spawn",
@@ -53,11 +60,13 @@ __all__ = [
     "topology",
     "train",
     "wire",
+    "world_size",
 ]
 
 _PACKAGES = ("batch", "order", "partition", "period", "signal", "sync", "testing", "topology", "wire")
 _HOMES = {
     "cite": "config.citations",
+    "close": "comm.current",
     "Cluster": "simulate.cluster",
     "Link": "simulate.cluster",
     "Metadata": "core.method",
@@ -69,16 +78,19 @@ _HOMES = {
     "batch_sizes": "partition.capacity",
     "measure_speeds": "loop.speeds",
     "option": "core.method",
+    "rank": "comm.current",
     "register": "config.registry",
     "train": "loop.train",
+    "world_size": "comm.current",
 }
+_MODULES = {"errors": "core.errors", "features": "data.features"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "features":
-        return importlib.import_module(f"{__name__}.data.features")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
@@ -87,4 +99,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.batch.noise import NoiseEstimate, across_examples, across_workers
-from equipoise.batch.probe import chunk_statistics
+from equipoise.batch.probe import ProbeConfig, chunk_statistics
 from equipoise.comm.fused_reduction import chunks
 
 DIM = 40
@@ -112,19 +112,42 @@ def test_invariances() -> None:
     assert scaled.noise == estimate.noise
 
 
-def test_statistics_of_chunks_add_up_for_any_chunks_and_scales() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_statistics_of_chunks_add_up_for_any_chunks_and_scales(own: bool) -> None:
+    config = ProbeConfig(own=own, along=True, examples=0, first=False)
     sizes, scales = [8.0, 4.0, 16.0], [1.0, 0.5, 0.25]
     vectors = torch.randn(3, 1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    total = chunk_statistics(list(vectors), [1.0] * 3, sizes, True, torch.empty(1001, dtype=torch.float64))
+    total = chunk_statistics(list(vectors), [1.0] * 3, sizes, config, torch.empty(1001, dtype=torch.float64))
     rows = [v * s for v, s in zip(vectors, scales, strict=True)]
     for size in (1, 2, 3, 7):
         parts = [
-            chunk_statistics([row[a:b] for row in rows], scales, sizes, True, rows[0].new_empty(b - a))
+            chunk_statistics([row[a:b] for row in rows], scales, sizes, config, rows[0].new_empty(b - a))
             for a, b in chunks(1001, size)
         ]
         np.testing.assert_allclose(np.sum(parts, 0), total, rtol=1e-12)
     v = (torch.tensor(sizes, dtype=torch.float64) @ vectors) / sum(sizes)
-    np.testing.assert_allclose(total, [float(v @ v), *(vectors**2).sum(1), *(vectors @ v)], rtol=1e-12)
+    products = (vectors @ vectors.T).flatten() if own else vectors @ v
+    np.testing.assert_allclose(total, [float(v @ v), *(vectors**2).sum(1), *products], rtol=1e-12)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_variance_along_the_gradient_under_test_is_unbiased(own: bool) -> None:
+    """v' S v of the gradient v under test: the mean of all workers, or each worker's own."""
+    rng = np.random.default_rng(9)
+    sizes, measures, truths = [4, 8, 16, 12, 8, 16], [], []
+    for _ in range(2500):
+        vectors = drawn(rng, sizes)
+        n = np.asarray(sizes, dtype=float)
+        v = n @ vectors / n.sum()
+        products = (vectors @ vectors.T).flatten() if own else vectors @ v
+        norms = (vectors**2).sum(1).tolist()
+        estimate = across_workers(norms, float(v @ v), n.tolist(), n.tolist(), own=own, products=products.tolist())
+        assert estimate is not None
+        measures.append(estimate.along)
+        truths.append(
+            n @ ((vectors * DEVIATIONS) ** 2).sum(1) / n.sum() if own else float(((v * DEVIATIONS) ** 2).sum())
+        )
+    assert np.mean(measures) == pytest.approx(np.mean(truths), rel=0.05)
 
 
 def test_equal_gradients_have_no_noise_and_one_worker_has_no_estimate() -> None:

@@ -117,6 +117,21 @@ def test_noise_scale_averages_both_parts_by_themselves() -> None:
     assert feed(bound(eq.batch.NoiseScale(start=1, smoothing=0.0, growth=math.inf)), estimated(200.0, 1.0)) == [50] * 4
 
 
+def test_noise_scale_follows_the_mean_of_its_estimates_not_the_largest() -> None:
+    """A constant true scale of 256: sizes stay around it in both directions."""
+    rng = np.random.default_rng(6)
+    dim, workers, scale, totals = 64, 4, 256, []
+    mean = np.full(dim, math.sqrt(1.0 / scale))  # tr S = dim
+    for _ in range(20):
+        rule = bound(eq.batch.NoiseScale(start=16), workers)
+        for _ in range(60):
+            b = rule.sizes()[0]
+            feed(rule, measured(mean + rng.standard_normal((workers, dim)) / math.sqrt(b), [b] * workers))
+        totals.append(sum(rule.sizes()))
+    assert np.median(totals) == pytest.approx(scale, rel=0.2)
+    assert np.quantile(totals, 0.9) < 1.5 * scale
+
+
 def test_cabs_follows_learning_rate_and_loss() -> None:
     rule = bound(eq.batch.CABS(start=2, growth=math.inf))
     assert feed(rule, estimated(800.0, 1.0), [report(8, loss=2.0)] * 4) == [math.ceil(0.1 * 800 / 2 / 4)] * 4
@@ -221,7 +236,7 @@ def test_no_gradient_a_zero_gradient_and_one_that_is_not_finite() -> None:
     feed(rule, estimated(10**6, 1.0))
     assert feed(rule, estimated(0.0, 0.0)) == [32] * 4, "nothing moved: nothing is known"
     assert feed(rule, None) == [32] * 4
-    assert rule.events[-1]["reason"] == "fewer than two workers had examples"
+    assert rule.events[-1]["reason"] == "too few workers had examples"
     for bad in (estimated(math.nan, math.nan), estimated(math.inf, 1.0), estimated(1.0, -math.inf)):
         assert feed(rule, bad) == [32] * 4
         assert "not finite" in rule.events[-1]["reason"]

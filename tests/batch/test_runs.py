@@ -98,6 +98,58 @@ def test_sizes_follow_from_the_workers_gradients_by_the_formula(sync: Any, gradi
         assert event["new"] == [b] * 4
 
 
+@pytest.mark.parametrize("tested", ["mean", "own"])
+@pytest.mark.parametrize(
+    ("estimator", "sync"),
+    [*((e, eq.sync.PeriodicAverage()) for e in ESTIMATORS), *((e, eq.sync.AllReduce()) for e in ESTIMATORS[:2])],
+)
+def test_the_variance_along_the_gradient_under_test(estimator: str, tested: str, sync: Any, tmp_path: Path) -> None:
+    """Workers with batches of unequal sizes: what the event says is the definition, from gradients taken beside it."""
+    seen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    class Spy(eq.batch.InnerProduct):
+        def observe(self, due: bool) -> Piggyback | None:
+            context = self.context
+            assert context.flat is not None
+            assert context.example_gradients is not None
+            rows = torch.stack(context.example_gradients(0)).double().numpy()
+            seen[context.rank] = context.flat.copy_gradient().double().numpy(), rows
+            return super().observe(due)
+
+    rule = Spy(start=6, theta=math.inf, estimator=estimator, tested=tested, examples=0, speeds=[1, 2, 2, 3])
+    workers_of(rule, 1, sync=sync, period=eq.period.Every(1), folder=tmp_path)
+    (event,) = [event for event in read_events(tmp_path) if event["event"] == "batch"]
+    batches, ranks = np.array([3.0, 6.0, 6.0, 9.0]), range(4)
+    vectors, rows = [np.stack([seen[m][0] for m in ranks]), [seen[m][1] for m in ranks]]
+    assert [len(r) for r in rows] == batches.tolist()
+    v = batches @ vectors / batches.sum()
+    if estimator == "examples":
+        squares = [
+            ((r - r.mean(0)) @ (v if tested == "mean" else own)) ** 2 for r, own in zip(rows, vectors, strict=True)
+        ]
+        along = np.concatenate(squares).sum() / (24 - 4)
+    elif tested == "mean":
+        along = batches @ (vectors @ v - v @ v) ** 2 / 3
+    else:
+        along = 0.0
+        for m in ranks:
+            others = [other for other in ranks if other != m]
+            n, products = batches[others], vectors[others] @ vectors[m]
+            along += batches[m] / 24 * (n @ (products - n @ products / n.sum()) ** 2) / 2
+    assert event["along"] == pytest.approx(along, rel=1e-3 if estimator == "pseudo" else 1e-4)
+    noise = event["variance"] * (4 if tested == "own" else 1) / 24
+    if estimator == "examples" and tested == "own":
+        assert event["norm"] == pytest.approx(batches @ (vectors**2).sum(1) / 24, rel=1e-4)
+    assert event["norm"] - event["square"] == pytest.approx(noise, rel=1e-4)
+    assert math.isfinite(event["along"])
+
+
+def test_two_workers_cannot_be_compared_along_their_own_gradients() -> None:
+    with pytest.raises(UserError, match="three workers"):
+        train(eq.batch.InnerProduct(tested="own"), workers=2, steps=1)
+    train(eq.batch.InnerProduct(tested="own", estimator="examples"), workers=2, steps=1)
+
+
 def test_all_workers_hold_the_same_sizes_at_all_times() -> None:
     for estimator in ESTIMATORS:
         rows = workers_of(eq.batch.NormTest(start=4, eta=0.6, estimator=estimator, shrink=True), 40)
@@ -237,6 +289,36 @@ def test_measured_speeds_on_a_described_cluster() -> None:
     assert [row["samples"] for row in rows] == [4 * 4 + b for b in (2, 2, 4, 8)], (
         "a round of equal steps, one of others"
     )
+
+
+def test_first_gradients_count_by_the_examples_that_were_in_them() -> None:
+    """Rounds across the end of an epoch: its last batch is shorter than the first of the round."""
+    pairs: list[tuple[int, float]] = []
+
+    class Spy(eq.batch.NormTest):
+        def observe(self, due: bool) -> Piggyback | None:
+            clock = self.context.clock
+            if clock.step % 4 == 0:
+                self.first_batch = clock.batch
+            piggyback = super().observe(due)
+            if piggyback is not None:
+                assert piggyback.metadata()[-1] == self.first_batch
+                pairs.append((self.first_batch, clock.batch))
+            return piggyback
+
+    workers_of(Spy(start=7, eta=math.inf, gradient="first"), 40)
+    assert any(first != last for first, last in pairs), "all batches were alike: the test says nothing"
+
+
+def test_sizes_that_follow_the_blocks() -> None:
+    """As `proportional`, and they grow: all workers end an epoch together, with batches in proportion throughout."""
+    rule = eq.batch.NormTest(start=6, most=400, eta=0.5, speeds="blocks")
+    rows = workers_of(rule, 12, partition=eq.partition.IID(speeds=[1, 2, 2, 3]), period=eq.period.Every(2))
+    assert rows[0][0] == [3, 7, 7, 9]  # rounded up
+    assert rows[0][-1][3] > 9
+    for one, two, _, three in rows[0]:
+        assert abs(three - 3 * one) <= 3
+        assert abs(two - 2 * one) <= 2
 
 
 def test_a_worker_that_skips_a_step_weighs_nothing(tmp_path: Path) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import random
 import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler as lr
 
 import equipoise as eq
+from equipoise.checkpoint.store import read_manifest, read_worker
 from equipoise.core.errors import WorkerError
 from equipoise.observe.events import read_events
 
@@ -57,6 +62,31 @@ def test_stop_and_resume(optimizer: Any, sync: str, stops: tuple[int, ...], virt
         assert part.result["steps"] == stop
     resumed = train(with_norm(), optimizer, steps=13, out=tmp_path / "run", resume=True, **how)
     equal(resumed, whole)
+
+
+class Noisy(torch.nn.Linear):
+    """Draws from every global generator."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + (random.gauss(0.0, 1.0) + np.random.standard_normal() + torch.randn(())))
+
+
+def test_every_generator_goes_on_also_from_plain_numbers(tmp_path: Path) -> None:
+    """One more `gauss` than pairs: the second of a pair is part of the state. Python's state was plain numbers once."""
+    model = Noisy(DATA[0].shape[1], 3)
+    whole = train(model, momentum, steps=8, workers=2, batch=6)
+    train(model, momentum, steps=3, workers=2, batch=6, keep=9, out=tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "step-3"
+    equal(train(model, momentum, steps=8, workers=2, batch=6, keep=9, out=tmp_path / "run", resume=3), whole)
+    manifest = read_manifest(path)
+    for rank, row in enumerate(manifest["files"]):
+        state = read_worker(path, manifest, rank)
+        version, words, gauss = state["rng"]["python"]
+        state["rng"]["python"] = (version, tuple(words.tolist()), gauss)
+        torch.save(state, path / row["name"])
+        row["sha256"] = hashlib.sha256((path / row["name"]).read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    equal(train(model, momentum, steps=8, workers=2, batch=6, keep=9, out=tmp_path / "run", resume=3), whole)
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,10 @@ def test_dry_run_refuses_a_wire_that_the_run_refuses(command: Command) -> None:
         assert "SGP cannot send through wire top-k" in said.err
 
 
-@pytest.mark.parametrize("sync", ["all-reduce", "mgrawa", "lgrawa"])
-def test_dry_run_forecasts_what_the_ledger_counts(sync: str, command: Command, tmp_path: Path) -> None:
-    assert command("train", "--steps", 4, "--out", "run", "--sync", sync, *SMALL).code == 0
+@pytest.mark.parametrize(("sync", "policy"), [("all-reduce", "stop"), ("mgrawa", "stop"), ("lgrawa", "leave-out")])
+def test_dry_run_forecasts_what_the_ledger_counts(sync: str, policy: str, command: Command, tmp_path: Path) -> None:
+    how = ("--steps", 4, "--out", "run", "--sync", sync, "--nonfinite", policy)
+    assert command("train", *how, *SMALL).code == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     said = command("train", "run/recipe.toml", "--dry-run")
     assert f"{result['messages'] // 4:,} messages, {result['bytes'] // 4:,} bytes" in said.out
@@ -201,12 +202,24 @@ def test_other_ranks_of_torchrun_write_and_print_nothing(
     assert os.listdir(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("sync", ["d2", "ad-psgd"])
-def test_a_dry_run_refuses_the_graph_that_a_run_refuses(sync: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "--sync", sync, "--topology", "exponential", "--workers", "4", "--virtual", "--steps", "1"]
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("d2 --topology exponential", "is directed"),
+        ("ad-psgd --topology exponential", "is directed"),
+        ("detag --topology one-peer", "changes"),
+        ("d2 --topology hypercube --sync.lazy never --workers 8", "eigenvalue -0.500"),
+        ("edm --topology ring --sync.lazy never", "eigenvalue -0.333"),
+        ("detag --sync.rounds 1 --workers 32", "may multiply disagreement by 1.30"),
+        ("mg-dsgd --period 2 --sync.rounds 1 --workers 32", "may multiply disagreement by 1.30"),
+        ("lsgd --sync.groups 9", "at most as many groups"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses(choice: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--workers", "4", "--virtual", "--steps", "1", "--sync", *choice.split()]
     refusals = []
     for dry in ([], ["--dry-run"]):
         assert main([*words, *dry]) == 2
         refusals.append(capsys.readouterr().err)
     assert refusals[0] == refusals[1]
-    assert "is directed" in refusals[0]
+    assert reason in refusals[0]

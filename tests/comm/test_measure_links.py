@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from equipoise.comm import measure_links as module
 from equipoise.comm.measure_links import measure_links, round_robin_pairs, summarised
 from equipoise.launch.start import spawn
 from equipoise.simulate.cluster import Link
@@ -18,7 +19,8 @@ def test_every_pair_is_measured_once_in_rounds_of_disjoint_pairs(size: int) -> N
     assert all(len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) for pairs in rounds)
 
 
-def test_all_workers_report_the_same_links() -> None:
+def test_all_workers_report_the_same_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONG", 0.02)
     links = spawn(measure_links, 3, timeout=60.0)
     assert links[0] == links[1] == links[2]
     assert set(links[0]) == {(0, 1), (0, 2), (1, 2)}

@@ -146,6 +146,22 @@ def test_without_a_target_or_a_clock() -> None:
     assert "--cluster FILE" in text
 
 
+def test_by_goodput_the_target_and_the_metric_do_not_matter() -> None:
+    by = CRITERION._replace(by="goodput")
+    runs = [
+        *(run("base", s, samples=900, simulated_seconds=10.0) for s in (0, 1)),
+        *(run("b", s, samples=2000, simulated_seconds=10.0) for s in (0, 1)),
+        *(run("a", s, accuracy=0.1, samples=3000 + 20 * s, simulated_seconds=10.0) for s in (0, 1)),
+        run("broken", 0, failure="it broke"),
+    ]
+    assert ranks(*runs, criterion=by) == [(1, "a"), (2, "b"), (3, "base"), (4, "broken")]
+    text = explained(*runs, criterion=by)
+    assert text.startswith(
+        "a has the highest goodput: 301 ± 1 examples per simulated s that count; the next, b, has 200 ± 0 (1.50 times "
+        "as much); base has 90.0 ± 0.0 (3.3 times as much)."
+    )
+
+
 def test_cells_of_the_table() -> None:
     runs = [run("a|b", 0, 10.0, compute=9.0, wait=1.0), run("c", 0, accuracy=0.5), run("d", failure="it broke")]
     rows = rows_of(runs, CRITERION)
@@ -155,13 +171,14 @@ def test_cells_of_the_table() -> None:
         "choice",
         "simulated s to accuracy=0.9",
         "examples",
+        "examples/s",
         "bytes",
         "rounds",
         "final accuracy",
         "reached",
         "wait",
     ]
-    assert body[0] == ["1", "a|b", "10.0", "1,000", "4.00 kB", "10.0", "0.900", "1 of 1", "10%"]
+    assert body[0] == ["1", "a|b", "10.0", "1,000", "100", "4.00 kB", "10.0", "0.900", "1 of 1", "10%"]
     assert body[1][2] == "not within 99.0"
     assert body[2][2] == "failed: it broke"
     assert "a\\|b" in as_markdown(head, body)

@@ -131,6 +131,7 @@ def test_dump_and_load_every_setting(tmp_path: Path) -> None:
                 "tensorboard": True,
                 "slow": "2",
                 "until": "loss=0.3",
+                "loss": "model",
             },
         }
     )

@@ -31,36 +31,37 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(installed: Path, *arguments: str, cwd: Path) -> str:
-    source = Path(equipoise.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{installed}"}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+SCRIPT = """
+import sys
+
+import pytest
+
+from equipoise.cli.main import main
+
+assert main(["list", "sync"]) == 0
+assert main(["list", "sync", "median"]) == 0
+assert main(["train", "recipe.toml", "--quiet", "--out", "run"]) == 0
+assert main(["cite", "run"]) == 0
+sys.exit(pytest.main(["-c", sys.argv[1] + "/pyproject.toml", "-p", "no:cacheprovider", sys.argv[1] + "/tests"]))
+"""
 
 
-def test_it_is_listed_trained_by_name_and_cited(installed: Path, tmp_path: Path) -> None:
+def test_it_is_listed_trained_by_name_and_cited_and_its_own_tests_pass(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(
         'workers = 3\nsteps = 6\nvirtual = true\nmodel = "logistic"\n'
         '[data]\nname = "synthetic"\nexamples = 60\n[sync]\nname = "median"\npull = 0.5\n'
         '[period]\nname = "every"\nsteps = 2\n'
     )
-    script = """
-from equipoise.cli.main import main
-assert main(["list", "sync"]) == 0
-assert main(["list", "sync", "median"]) == 0
-assert main(["train", "recipe.toml", "--quiet", "--out", "run"]) == 0
-assert main(["cite", "run"]) == 0
-"""
-    printed = python(installed, "-c", script, cwd=tmp_path)
+    source = Path(equipoise.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{installed}"}
+    command = [sys.executable, "-c", SCRIPT, str(PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    printed = done.stdout
+    assert done.returncode == 0, printed + done.stderr
     assert "  median " in printed
     assert "--sync.pull" in printed
     assert "in Python: median_sync.median.Median" in printed
     assert "@inproceedings{yin2018byzantine," in printed
     assert 'name = "median"' in (tmp_path / "run" / "recipe.toml").read_text()
     assert '"rounds": 3' in (tmp_path / "run" / "result.json").read_text()
-
-
-def test_its_own_tests_pass(installed: Path, tmp_path: Path) -> None:
-    pytest_ = ["-m", "pytest", "-c", str(PACKAGE / "pyproject.toml"), "-p", "no:cacheprovider", str(PACKAGE / "tests")]
-    assert f" {len(PROMISES['sync']) + 1} passed" in python(installed, *pytest_, cwd=tmp_path)
+    assert f" {len(PROMISES['sync']) + 1} passed" in printed

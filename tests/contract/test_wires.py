@@ -34,7 +34,7 @@ from equipoise.testing.promises import BITS, same
 
 from . import toy
 
-LONG = 16  # steps to a lower loss
+LONG = 12  # steps to a lower loss
 MODEL = toy.model()
 
 S = eq.sync
@@ -90,9 +90,10 @@ REFUSED = [pytest.param(*pair, id="-".join(pair)) for pair in PAIRS if refusal(*
 
 
 # One wire for each way of summing runs with every sync also on processes and on other world sizes; the others, which
-# share that code, with one sync of each family.
+# share that code, with one sync for each way of using a channel: a sum, one that overlaps with steps, messages to all,
+# replicas of neighbours, replicas and trackers, messages along a tree, pairs.
 SUMMED = {"int4": "all-to-all", "top-k": "all-gather", "power-sgd": "all-reduce"}
-FAMILIES = ("all-reduce", "diloco-delayed", "easgd", "lgrawa", "lsgd", "d-psgd", "dsgt", "detag", "relay", "ad-psgd")
+FAMILIES = ("all-reduce", "diloco-delayed", "lsgd", "d-psgd", "dsgt", "relay", "ad-psgd")
 WIDELY = [pair for pair in FITTING if pair.values[0] in SUMMED or pair.values[1] in FAMILIES]
 
 
@@ -207,7 +208,7 @@ def test_trains_and_sends_what_it_declares(wire: str, sync: str) -> None:
     before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
     after = trained(wire, sync)["loss"]  # the ledger is compared with the cost at every step
     assert declared(sync, WIRES[wire]) < declared(sync, None)
-    assert after < 0.75 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
+    assert after < 0.8 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
 
 
 @pytest.mark.parametrize(("wire", "sync"), FITTING)

@@ -47,6 +47,9 @@ def test_document(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert name, f"a toml block must begin with its file name:\n{text}"
             (tmp_path / name[1]).write_text(text)
         elif kind == "python":
+            # A block that begins with "# name.py" is a module that later commands name.
+            if module := re.match(r"# (\S+\.py)\n", text):
+                (tmp_path / module[1]).write_text(text)
             exec(compile(text, document.name, "exec", dont_inherit=True), namespace)
         else:
             for arguments in commands(text):

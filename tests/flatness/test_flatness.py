@@ -113,11 +113,23 @@ def test_gradient_norm_and_its_jackknife() -> None:
     assert estimate.value == pytest.approx(float(surface.gradient().norm()), rel=1e-12)
     # The error is that of another draw of as many examples: about the spread of norms over halves, over sqrt 2.
     halves = [
-        gradient_norm(Surface(surface.model, surface.criterion, surface.source, examples=150, seed=s))
+        gradient_norm(Surface(surface.model, surface.training_loss.loss, surface.source, examples=150, seed=s))
         for s in range(40)
     ]
     spread = np.std([h.value for h in halves])
     assert spread / 3 < estimate.error < 3 * spread
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    """One parameter and a loss that is linear in it: the gradient is a mean of numbers, and theory knows its error."""
+    numbers = 5.0 + torch.randn(80, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = nn.Linear(1, 1, bias=False).double()
+    surface = Surface(model, lambda outputs, targets: outputs.mean(), (numbers, torch.zeros(80)))
+    parts = np.array_split(np.random.default_rng(0).permutation(surface.indices), 8)
+    means = [float(numbers[part].mean()) for part in parts]
+    estimate = gradient_norm(surface)
+    assert estimate.value == pytest.approx(float(numbers.mean()))
+    assert estimate.error == pytest.approx(np.std(means, ddof=1) / np.sqrt(8), rel=1e-9)
 
 
 def test_directions_have_the_lengths_of_the_filters() -> None:

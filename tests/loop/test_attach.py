@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
 from equipoise.cli.main import main
-from equipoise.core.errors import CheckpointError, NonFinite, UserError
+from equipoise.comm import heartbeat
+from equipoise.core.errors import CheckpointError, NonFinite, PeerLost, UnevenSteps, UserError
 from equipoise.observe.events import read_events
 
 EXAMPLES, WORKERS = 203, 3
@@ -251,3 +253,162 @@ def test_evaluation_changes_nothing_and_names_its_model() -> None:
             assert metrics["mean"]["loss"] == pytest.approx(loss, rel=1e-6)
 
     eq.spawn(loop, WORKERS, virtual=True)
+
+
+# -- float16: scalers --------------------------------------------------------------------------------------------------
+def scaled(rank: int, overflows: list[int], *, fused: bool = False, known: bool = True, **choices: Any) -> torch.Tensor:
+    """Six batches, some of which overflow on worker 1; the model of this worker."""
+    torch.manual_seed(rank)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with eq.attach(model, optimizer, scaler=scaler if known else None, **choices) as together:
+        for batch in range(6):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(INPUTS[batch::6]), TARGETS[batch::6])
+            blow_up = batch in overflows and rank == 1
+            scaler.scale(loss * (torch.inf if blow_up else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert together.clock.step == 6 - len(overflows)
+        assert scaler.get_scale() == 64.0 / 2 ** len(overflows)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["for-each", "fused"])
+@pytest.mark.parametrize("sync", [eq.sync.DeTAG(), eq.sync.AllReduce()], ids=lambda sync: type(sync).__name__)
+def test_an_overflow_is_a_step_that_nobody_takes(sync: Any, fused: bool) -> None:
+    """A fused optimizer is called all the same and skips by itself, but its hooks must not run."""
+    choices: dict[str, Any] = {"sync": sync, "fused": fused}
+    spared = eq.spawn(lambda comm: scaled(comm.rank, [0, 3], **choices), 2, virtual=True)
+    assert all(model.isfinite().all() for model in spared)
+
+
+def test_a_scaler_that_attach_does_not_know_is_refused_at_the_first_step() -> None:
+    """Also where the first step overflows on one worker, and only the others reach the optimizer."""
+    for overflows in ([], [0]):
+        with pytest.raises(UserError, match="pass scaler="):
+            eq.spawn(lambda comm, batches=overflows: scaled(comm.rank, batches, known=False), 2, virtual=True)
+    eq.spawn(lambda comm: scaled(comm.rank, [], known=False), 1)  # alone there is nobody to disagree with
+
+
+# -- choices that would do nothing -------------------------------------------------------------------------------------
+def plain_loop(comm: Any, *, known: bool = True, **choices: Any) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = eq.Sampler(DATA, **choices)
+    with eq.attach(model, optimizer, sampler=sampler if known else None):
+        for x, y in DataLoader(DATA, batch_sampler=sampler):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def test_a_batch_rule_without_its_sampler_is_refused() -> None:
+    with pytest.raises(UserError, match="^NormTest measures gradients.*pass sampler=sampler to eq.attach$"):
+        eq.spawn(lambda comm: plain_loop(comm, known=False, batch=eq.batch.NormTest()), 2, virtual=True)
+    eq.spawn(lambda comm: plain_loop(comm, known=False, batch=8), 2, virtual=True)
+
+
+def test_an_order_that_sees_no_gradients_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        UserError, match=r"^PairBalance learns from gradients and sees none: put `with sampler.watching"
+    ):
+        eq.spawn(lambda comm: plain_loop(comm, order=eq.order.PairBalance(), batch=8), 2, virtual=True)
+    plain_loop(None, known=False, order=eq.order.PairBalance(), batch=8)
+    assert "PairBalance learns from gradients and sees none" in caplog.text
+
+
+# -- the end of the loop -----------------------------------------------------------------------------------------------
+def loops(comm: Any, sync: Any, width: int, *steps: list[int]) -> None:
+    """One loop after the other, in the same group of workers; `steps` of each worker in each of them."""
+    model = nn.Linear(8, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for row in steps:
+        with eq.attach(model, optimizer, sync=sync):
+            for _ in range(row[comm.rank]):
+                model(INPUTS).square().mean().backward()
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("sync", "width", "virtual"),
+    [
+        (eq.sync.AllReduce(), 4, True),
+        (eq.sync.DPSGD(), 4, True),
+        (eq.sync.AllReduce(), 4, False),  # through sockets
+        (eq.sync.DPSGD(), 4000, False),  # through shared memory
+    ],
+    ids=["sums", "messages", "sockets", "shared-memory"],
+)
+def test_uneven_numbers_of_steps_are_reported_as_such(
+    sync: Any, width: int, virtual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where others wait for messages of the worker that has left."""
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    words = r"^worker 1 has left its loop after 2 steps and worker \d is at step 3: all workers must take the same"
+    with pytest.raises(UnevenSteps, match=words):
+        eq.spawn(lambda comm: loops(comm, sync, width, [4, 4, 4], [3, 2, 3]), 3, virtual=virtual, timeout=20.0)
+
+
+def test_workers_that_train_alone_may_leave_when_they_like() -> None:
+    eq.spawn(lambda comm: loops(comm, eq.sync.NoSync(), 4, [3, 2, 3]), 3, virtual=True)
+
+
+def trained(comm: Any, **choices: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], Any]:
+    torch.manual_seed(comm.rank)
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with eq.attach(model, optimizer, period=4, **choices) as together:
+        for step in range(6):  # the last round was two steps ago
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(
+                model(INPUTS[eq.rank() + 3 * step :: 9]), TARGETS[eq.rank() + 3 * step :: 9]
+            ).backward()
+            optimizer.step()
+        own = [p.detach().clone() for p in model.state_dict().values()]
+    return own, model.state_dict(), together.model_state() if "final" not in choices else None
+
+
+def test_the_model_after_the_loop_is_defined(tmp_path: Path) -> None:
+    rows = eq.spawn(lambda comm: trained(comm, log=tmp_path / "run"), WORKERS, virtual=True)
+    means = [torch.stack(values).mean(0) for values in zip(*(own[:4] for own, _, _ in rows), strict=True)]
+    for own, left, agreed in rows:
+        assert all(map(torch.equal, own, left.values())), "without `final` each worker keeps its own"
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(agreed.values(), means, strict=False))
+        assert all(map(torch.equal, agreed.values(), rows[0][2].values())), "the same on all workers"
+    saved = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    assert all(torch.equal(saved[name], value) for name, value in rows[0][2].items())
+    final = eq.spawn(lambda comm: trained(comm, final="mean"), WORKERS, virtual=True)
+    assert all(map(torch.equal, final[1][1].values(), rows[0][2].values()))
+    centre = eq.spawn(lambda comm: trained(comm, final="centre", sync=eq.sync.EASGD()), WORKERS, virtual=True)
+    assert all(map(torch.equal, centre[0][1].values(), centre[2][1].values()))
+    eq.spawn(lambda comm: trained(comm, final="centre", sync=eq.sync.EASGD()), 1)
+    for choices, words in (({"final": "best"}, "mean or centre"), ({"final": "centre"}, "has no centre")):
+        with pytest.raises(UserError, match=words):
+            trained(eq.spawn(lambda comm: comm, 1)[0], **choices)
+
+
+def test_a_worker_knows_its_number() -> None:
+    for virtual in (True, False):
+        assert eq.spawn(lambda comm: (eq.rank(), eq.world_size()), 2, virtual=virtual) == [(0, 2), (1, 2)]
+    assert issubclass(eq.errors.NonFinite, eq.errors.WorkerError)
+
+
+def test_a_loop_says_how_long_it_waits_and_how_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop(comm: Any, **choices: Any) -> None:
+        with eq.attach(model, optimizer, sync=eq.sync.AllReduce(), **choices):
+            if comm.rank == 1:
+                time.sleep(30)
+            model(INPUTS).square().mean().backward()
+            optimizer.step()
+
+    with pytest.raises(PeerLost, match=r"^worker 1 .*\(timeout 1 s\)"):
+        eq.spawn(lambda comm: loop(comm, timeout=1.0), 2)
+    with pytest.raises(UserError, match="deterministic is False on worker 0 and True on worker 1: pass the same"):
+        eq.spawn(lambda comm: loop(comm, deterministic=bool(comm.rank)), 2, virtual=True)
+    with pytest.raises(UserError, match="timeout = 0: must be above zero"):
+        eq.attach(model, optimizer, timeout=0)

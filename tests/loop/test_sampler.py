@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,11 @@ from equipoise.comm.virtual import VirtualComm, World
 from equipoise.core.context import Context, WorkerInfo
 from equipoise.core.errors import CheckpointError, UserError
 from equipoise.launch.start import spawn
-from equipoise.loop.sampler import Position, Sampler
+from equipoise.loop.position import Position
+from equipoise.loop.sampler import Sampler
 from equipoise.loop.segment import ConstantBatchSegment
 from equipoise.order import FlipFlop, Reshuffle, Sequential, ShuffleOnce
-from equipoise.partition import Contiguous
+from equipoise.partition import Contiguous, FromFile
 
 from ..comm.workers import both
 
@@ -77,6 +80,8 @@ def test_every_example_once_and_nobody_dry_before_the_end(blocks: list[int], dat
             assert len(mine) == steps
             counts = [len(part) for part in mine]
             assert max(counts) <= b
+            if len(set(batch)) == 1 and max(blocks) - min(blocks) > 1 and len({-(-n // b) for n in blocks}) > 1:
+                assert max(counts) - min(counts) <= 1, "batches follow the blocks"
             if n >= steps:
                 assert min(counts) >= 1, "a worker with enough examples always has one"
             else:
@@ -87,16 +92,26 @@ def test_every_example_once_and_nobody_dry_before_the_end(blocks: list[int], dat
 
 
 @given(blocks=sizes, data=st.data())
-def test_drop_last_takes_full_batches_alone(blocks: list[int], data: st.DataObject) -> None:
+def test_drop_last_takes_full_batches_or_follows_the_blocks(blocks: list[int], data: st.DataObject) -> None:
+    """Full batches where everyone has a size of its own; of one size for all, what the largest block needs."""
+    one = data.draw(st.booleans())
     batch = data.draw(st.lists(st.integers(1, 12), min_size=len(blocks), max_size=len(blocks)))
-    steps = min(n // b for n, b in zip(blocks, batch, strict=True))
+    batch = [batch[0]] * len(blocks) if one else batch
+    same = len(set(batch)) == 1
+    steps = (max if same else min)(n // b for n, b in zip(blocks, batch, strict=True))
     if steps == 0:
         with pytest.raises(UserError, match="drop_last leaves no batch"):
             positions(blocks, batch, drop_last=True)
         return
     taken = epoch(positions(blocks, batch, drop_last=True))
-    assert [[len(p) for p in mine] for mine in taken] == [[b] * steps for b in batch]
     assert max(Counter(seen(taken)).values()) == 1
+    for mine, n, b in zip(taken, blocks, batch, strict=True):
+        counts = [len(p) for p in mine]
+        if n // b >= steps:
+            assert counts == [b] * steps
+        else:
+            assert sum(counts) == n
+            assert max(counts) - min(counts) <= 1
 
 
 def test_equal_blocks_are_taken_as_anybody_would() -> None:
@@ -106,9 +121,13 @@ def test_equal_blocks_are_taken_as_anybody_would() -> None:
 
 
 def test_unequal_blocks_by_hand() -> None:
-    """Worker 1 needs three steps; worker 0 keeps one example for each of them."""
-    taken = epoch(positions([4, 9], 3, order=Sequential()))
-    assert [p.tolist() for p in taken[0]] == [[0, 1], [2], [3]]
+    """Worker 1 needs three steps; one size for all follows the blocks, a size of its own keeps one example for each."""
+    taken = epoch(positions([7, 9], 3, order=Sequential()))
+    assert [len(p) for p in taken[0]] == [3, 3, 1]
+    taken = epoch(positions([6, 11], 3, order=Sequential()))
+    assert [[len(p) for p in mine] for mine in taken] == [[2, 2, 1, 1], [3, 3, 3, 2]]
+    taken = epoch(positions([7, 9], [4, 3], order=Sequential()))
+    assert [p.tolist() for p in taken[0]] == [[0, 1, 2, 3], [4, 5], [6]]
     assert [p.tolist() for p in taken[1]] == [[1000, 1001, 1002], [1003, 1004, 1005], [1006, 1007, 1008]]
 
 
@@ -361,4 +380,18 @@ def test_a_worker_with_too_few_examples_repeats_its_own() -> None:
     assert len(one) == len(two) == 5
     assert sorted(i for b in one for i in b) == [0, 1, 2, 3, 4]
     assert sorted(i for b in two[:4] for i in b) == [5, 6, 7, 8]
-    assert two[4] == [5], "an example of its own, not an empty batch"
+    assert two[4] == [5, 6, 7, 8], "its own block again: neither an empty batch nor a single example"
+
+
+def test_a_worker_that_ran_out_begins_its_block_again(tmp_path: Path) -> None:
+    """A full batch in each step, one part after the other."""
+
+    def work(comm: Any) -> list[list[int]]:
+        return list(Sampler(TensorDataset(torch.arange(9)), partition=FromFile(path=str(path)), batch=1))
+
+    path = tmp_path / "blocks.json"
+    path.write_text(json.dumps({"blocks": [[0, 1, 2, 3, 4, 5, 6], [7, 8]]}))
+    one, two = spawn(work, 2, virtual=True)
+    assert sorted(i for b in one for i in b) == [0, 1, 2, 3, 4, 5, 6]
+    assert sorted(two[0] + two[1]) == [7, 8]
+    assert two[2:] == [[7], [8], [7], [8], [7]]

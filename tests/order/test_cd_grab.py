@@ -14,6 +14,8 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.errors import WorkerError
 from equipoise.order import CDGraB, PairBalance
+from equipoise.order.coordinate import by_stale
+from equipoise.order.sign_terms import TermSigns
 from equipoise.signal import Rows
 
 from .drive import bound, parallel_floor, sphere, visit
@@ -257,3 +259,36 @@ def test_total_steps_is_refused() -> None:
 
     with pytest.raises(UserError, match="CDGraB needs all workers"):
         trained(CDGraB(), period=eq.period.TotalSteps(), sync=eq.sync.PeriodicAverage())
+
+
+def test_stale_signs_change_the_sum_by_all_that_was_signed() -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 4, 5)))
+    terms = np.array([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0]])
+
+    def work(comm: Any) -> tuple[np.ndarray, np.ndarray]:
+        total = torch.arange(5.0, dtype=torch.float64)
+        signed = by_stale(comm, total, Rows(rows[comm.rank].clone(), [1] * 4), terms, lambda p, s: 1 if p <= 0 else -1)
+        return total.numpy(), signed.signs
+
+    results = eq.spawn(work, 2, virtual=True)
+    expected = np.arange(5.0) + sum(signs @ terms @ rows[w].numpy() for w, (_, signs) in enumerate(results))
+    for total, _ in results:
+        np.testing.assert_allclose(total, expected, atol=1e-12)
+
+
+def test_differences_that_wait_are_signed_when_the_epoch_ends() -> None:
+    waiting: list[int] = []
+
+    class Spy(CDGraB):
+        def end_epoch(self, total: torch.Tensor | None) -> TermSigns:
+            count = sum(len(rows) for rows in self.pending)
+            signed = super().end_epoch(total)
+            assert len(signed.signs) == count
+            assert not self.pending
+            waiting.append(count)
+            return signed
+
+    x = torch.randn(54, 3)
+    data = (x, (x.sum(1) > 0).long())
+    eq.train(nn.Linear(3, 2), nn.CrossEntropyLoss(), data, workers=2, epochs=2, batch=2, order=Spy(signal="last-layer"))
+    assert max(waiting) > 0, "nothing waited: the test says nothing"

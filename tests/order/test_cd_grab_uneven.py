@@ -74,12 +74,12 @@ def test_always_a_permutation(mode: str, epochs: list[Any]) -> None:
     for case, uneven in UNEVEN.items():
         options = {**uneven, "micro": 3} if mode == "batches" else uneven  # a pass is a group
         epochs.clear()
-        result = trained(CDGraB(**MODES[mode]), **options)
-        assert {number for _, number, _ in epochs} >= set(range(EPOCHS)), case
+        result = trained(CDGraB(**MODES[mode]), **options, epochs=2)
+        assert {number for _, number, _ in epochs} >= {0, 1}, case
         for examples, _, order in epochs:
             assert sorted(order) == list(range(examples)), case
         taken = 3 * 3 * 6 if case == "drop_last" else EXAMPLES  # 3 workers, 3 complete batches of 6
-        assert result["samples"] == EPOCHS * taken, case
+        assert result["samples"] == 2 * taken, case
 
 
 @pytest.mark.parametrize("case", [case for case in UNEVEN if case != "more workers than batches"])

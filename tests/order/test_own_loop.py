@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
 from equipoise.core.errors import UserError
+from equipoise.core.finite import first_not_finite
 
 X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(1)
@@ -101,3 +102,22 @@ def test_watching_outside_the_loop_is_refused() -> None:
         pass
     with eq.Sampler((X, Y), batch=8).watching(nn.Linear(6, 3)):
         pass
+
+
+def test_an_order_in_a_loop_that_accumulates_learns_nothing_from_a_bad_batch() -> None:
+    """There the order sees every batch as it comes, before the step that skips it."""
+    inputs, targets = torch.randn(40, 5), torch.randint(0, 3, (40,))
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler = eq.Sampler((inputs, targets), order=eq.order.PairBalance(), batch=4)
+    with eq.attach(model, optimizer, sampler=sampler, accumulate=2, nonfinite="skip"):
+        for number, indices in enumerate(sampler):
+            with sampler.watching(model):
+                loss = torch.nn.functional.cross_entropy(model(inputs[indices]), targets[indices])
+                (loss * (torch.nan if number == 4 else 1.0)).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        learned = sampler.order.state_dict()
+    assert first_not_finite(learned) is None
+    assert sorted(sampler.order.epoch(1).tolist()) == list(range(40))

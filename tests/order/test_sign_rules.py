@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equipoise.order import PairBalance
-from equipoise.order.sign_rules import greedy, halving, walk
+from equipoise.order.sign_rules import SIGN_RULES, greedy, halving, walk
 
 from .drive import floor, largest_prefix, sphere
 
@@ -50,3 +50,15 @@ def test_floors_of_the_rules() -> None:
     assert floors["greedy"] < 3.6
     assert floors["greedy"] < floors["halving"] < 0.7 * random
     assert floors["halving"] < floors["walk"] < random
+
+
+@pytest.mark.parametrize("rule", ["halving", "walk"])
+def test_a_norm_that_overflows_is_forgotten(rule: str) -> None:
+    """The square of a finite vector may be infinite; it must not decide all later signs of the epoch."""
+    chosen, memory = SIGN_RULES[rule], {"epochs": 1.0, "terms": 10.0}
+    chosen(0.5, 2.0, memory, lambda: 0.7)
+    before = dict(memory)
+    for square in (float("inf"), float("nan")):
+        assert chosen(-1.0, square, memory, lambda: 0.9) == 1
+        assert chosen(1.0, square, memory, lambda: 0.1) == -1
+    assert memory == before

@@ -51,6 +51,21 @@ def test_the_drift_of_rounding_class_by_class_is_fixed() -> None:
     assert np.abs(counts.sum(0) - quota.sum(0)).max() < 1
 
 
+def test_error_diffusion_leaves_nothing_to_repair_and_repair_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    repaired: list[bool] = []
+
+    def spied(counts: np.ndarray, *rest: np.ndarray) -> None:
+        before = counts.copy()
+        _fix_totals(counts, *rest)
+        repaired.append(not np.array_equal(before, counts))
+
+    monkeypatch.setattr("equipoise.partition.capacity._fix_totals", spied)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        capacities(rng.integers(1, 700, 40), rng.uniform(0.5, 9.0, 7))
+    assert repaired == [False] * 30
+
+
 @pytest.mark.parametrize(
     ("speeds", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import equipoise as eq
 from equipoise.core.errors import DataError, UserError
 from equipoise.partition.audit import audit, summary
 from equipoise.partition.blocks import Division, stratified
+from equipoise.partition.distance import distances
 
 from .instances import digits, skewed_mixture
 
@@ -134,7 +136,7 @@ def test_equal_speeds_give_blocks_of_equal_value() -> None:
 
 @pytest.mark.parametrize("options", [{"polish": 20}, {"chunk": 100}, {"neighbours": 20}, {"kernel": "cosine"}])
 def test_variants_stay_closer_than_random(options: dict[str, Any]) -> None:
-    x, y = skewed_mixture(each=400)
+    x, y = skewed_mixture(each=250)
     speeds = [1.0, 2.0, 1.0, 4.0]
     plan = eq.partition.Submodular(speeds=speeds, **options).divide(x, y)
     owners(plan)
@@ -252,3 +254,20 @@ def test_progress_counts_every_example(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(partition_by_class, "bar", bar)
     eq.partition.Submodular(chunk=25).divide(x, y, workers=2)
     assert sorted(counted) == [20] * 6
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+@pytest.mark.parametrize("kernel", ["rbf", "cosine"])
+def test_features_of_any_size(kernel: str, scale: float) -> None:
+    """Powers of two change no bit, so the blocks are those of features of usual size."""
+    power = 2.0 ** round(math.log2(scale))
+    x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
+    partition = eq.partition.Submodular(kernel=kernel, speeds=[1, 2])
+    usual, extreme = partition.divide(x, y), partition.divide(x * power, y)
+    assert [block.tolist() for block in extreme.blocks] == [block.tolist() for block in usual.blocks]
+    owners = [np.arange(60) % 2]
+    one, two = distances(x, owners, 2), distances(x * power, owners, 2)
+    np.testing.assert_allclose(two.mmd2, one.mmd2, rtol=1e-5)
+    np.testing.assert_allclose(two.means / power, one.means, rtol=1e-5)
+    given = eq.partition.Submodular(kernel=kernel, gamma=0.5).divide(x * power, y, workers=2)
+    assert sorted(np.concatenate(given.blocks).tolist()) == list(range(60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,42 @@ def test_epoch_time_is_that_of_the_model() -> None:
     fast = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=eq.batch.Proportional(15))
     assert even == (pytest.approx(3.75), 25)
     assert fast == (pytest.approx(1.0), 25)
-    # Proportional blocks with equal batches: the fast worker needs 54 steps, in which the slow ones mostly wait.
-    wrong = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=15)
-    assert wrong[1] == 54
-    assert wrong[0] > 1.4
+    # Proportional blocks and one size for all: the fast worker needs 54 steps, and batches follow the blocks.
+    followed = seconds(partition=eq.partition.IID(speeds=SPEEDS), batch=15)
+    assert followed[1] == 54
+    assert followed[0] < 1.1
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch", [12, eq.batch.NormTest(start=12, eta=math.inf), eq.batch.NoiseScale(start=12)])
+def test_batches_of_one_size_follow_unequal_blocks(batch: Any, drop_last: bool) -> None:
+    """No worker takes its examples one by one: BatchNorm has a batch in every step, and all examples are used."""
+    sizes: list[int] = []
+
+    class Watched(nn.BatchNorm1d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                sizes.append(len(x))
+            return super().forward(x)
+
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(X.shape[1], 4), Watched(4), nn.Linear(4, 3)).double()
+
+    result = eq.train(
+        normed,
+        nn.CrossEntropyLoss(),
+        (X, Y),
+        workers=4,
+        partition=eq.partition.IID(speeds=[1, 2, 4, 5]),
+        batch=batch,
+        epochs=1,
+        drop_last=drop_last,
+        optimizer=sgd,
+    ).result
+    assert min(sizes) >= 2
+    if isinstance(batch, int):
+        assert N - (12 if drop_last else 1) < result["samples"] <= N
+        assert max(sizes) <= 12
 
 
 def test_proportional_batches_end_all_blocks_together() -> None:

@@ -135,6 +135,18 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(36, 3)),
         vectors(2, 5, 5),
     ),
+    "large eps": (
+        lambda: nn.Sequential(nn.Linear(7, 8), nn.LayerNorm(8, eps=0.5), nn.GroupNorm(2, 8, eps=0.3), nn.Linear(8, 3)),
+        vectors(7),
+    ),
+    "unequal strides and dilations": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, (2, 3), stride=(2, 1), dilation=(1, 2)), nn.Tanh(), nn.Flatten()),
+        vectors(2, 7, 8),
+    ),
+    "unequal the other way": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2, stride=(1, 3), dilation=(3, 1)), nn.Tanh(), nn.Flatten()),
+        vectors(2, 8, 9),
+    ),
     "group norm on vectors": (lambda: nn.Sequential(nn.Linear(7, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)), vectors(7)),
     "tied weights": (Tied, tokens),
     "one layer twice": (Twice, vectors(7)),

@@ -226,3 +226,12 @@ def test_hooks_are_gone_afterwards() -> None:
     model = nn.Linear(3, 2)
     watched(model, torch.randn(4, 3))
     assert not model._forward_hooks
+
+
+def test_the_sample_is_the_sum_over_the_examples() -> None:
+    """Backward leaves their mean; herding is measured on sums."""
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
+    rows = models.gradients(model, inputs)
+    for passes in (1, 2):
+        torch.testing.assert_close(watched(model, inputs, passes).sample, rows.sum(0), rtol=1e-9, atol=1e-11)

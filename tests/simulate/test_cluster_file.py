@@ -82,6 +82,14 @@ def test_links_that_are_missing_or_impossible(links: dict[str, Any], words: str)
         ({"failures_per_hour": math.inf}, "failures_per_hour = inf"),
         ({"repair": "2 parsec"}, "repair = '2 parsec'.*one of us, ms, s"),
         ({"site": 3}, "site = 3 must be a name in quotes"),
+        ({"slowdown": -2}, "slowdown = -2: must be above zero"),
+        ({"away": [{"until": "3 s"}]}, "away: say when it begins"),
+        ({"away": [{"from": 5, "factor": 2}]}, "away: unknown key 'factor'"),
+        ({"away": {"from": 5}}, "must be an array of tables"),
+        ({"away": [{"from": 5, "until": 5}]}, "must end after it begins"),
+        ({"slow": [{"from": 5, "until": 7}, {"from": 6}]}, "begin after the end of the one before"),
+        ({"slow": [{"from": 5, "factor": 0}]}, "the factor must be a number above zero"),
+        ({"slow": [{"from": "5 parsec"}]}, "one of us, ms, s"),
     ],
 )
 def test_workers_that_are_impossible(worker: dict[str, Any], words: str) -> None:
@@ -94,6 +102,10 @@ def test_workers_that_are_impossible(worker: dict[str, Any], words: str) -> None
     [
         ({"jitter": [0.1]}, "one for each of the 2 workers"),
         ({"repair": -1.0}, "not negative"),
+        ({"slowdown_factor": 0.0}, "slowdown_factor = 0: must be above zero"),
+        ({"detection": -1.0}, "detection = -1.0"),
+        ({"away": {2: [(1, 2)]}}, "away names worker 2: they are 0 to 1"),
+        ({"away": {1: [(1, 2, 3)]}}, r"give when it begins and ends, as \(60, 90\)"),
         ({"sites": ["a"]}, "one for each of the 2 workers"),
         ({"across": {("a", "b"): Link()}}, "no worker is at site 'a'"),
         ({"between": {(0, 2): Link()}}, "they are 0 to 1"),
@@ -114,6 +126,12 @@ def test_a_cluster_comes_back_from_its_file(tmp_path: Path) -> None:
         jitter=[0.1, 0.1, 0.0],
         failures_per_hour=[0.0, 0.0, 2.0],
         repair=[120.0, 120.0, 90.0],
+        slowdowns_per_hour=[0.0, 0.0, 4.0],
+        slowdown=[60.0, 60.0, 5.0],
+        slowdown_factor=[3.0, 3.0, 1.5],
+        away={1: [(0, 2.5), ("2 min", math.inf)]},
+        slow={2: [(30, 60, 2.0)]},
+        detection=0.25,
     )
     cluster.save(tmp_path / "c.toml")
     assert Cluster.load(tmp_path / "c.toml") == cluster

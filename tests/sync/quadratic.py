@@ -1,6 +1,7 @@
 """Heterogeneous quadratics with full gradients: the problem on which exact methods are exact and biased ones show it.
 
-f_i(x) = 1/2 (x - c_i)^T A_i (x - c_i), n workers, d = 5, float64. The optimum of the mean is known in closed form.
+f_i(x) = 1/2 (x - c_i)^T A_i (x - c_i), n workers, d = 5, float64 unless said. The optimum of the mean is known in
+closed form.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def solve(
     wire: Any = None,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     virtual: bool = True,
+    dtype: torch.dtype = torch.float64,
     report_loss: bool = True,
     on_step: Callable[[int, Any, np.ndarray], None] | None = None,
     **options: Any,
@@ -62,9 +64,9 @@ def solve(
     n, dim = problem.centres.shape
 
     def loop(comm: Comm) -> np.ndarray:
-        a = torch.from_numpy(problem.matrices[comm.rank])
-        c = torch.from_numpy(problem.centres[comm.rank])
-        model = nn.Linear(dim, 1, bias=False, dtype=torch.float64)
+        a = torch.from_numpy(problem.matrices[comm.rank]).to(dtype)
+        c = torch.from_numpy(problem.centres[comm.rank]).to(dtype)
+        model = nn.Linear(dim, 1, bias=False, dtype=dtype)
         nn.init.zeros_(model.weight)
         own = optimizer(model.parameters(), lr=lr, **options)
         with attach(model, own, sync=sync, period=period, wire=wire) as together:
@@ -77,8 +79,8 @@ def solve(
                     together.loss = value.item()
                 own.step()
                 if on_step is not None:
-                    on_step(step, together, model.weight.detach().numpy()[0].copy())
-        return model.weight.detach().numpy()[0].copy()
+                    on_step(step, together, model.weight.detach().double().numpy()[0].copy())
+        return model.weight.detach().double().numpy()[0].copy()
 
     return np.stack(eq.spawn(loop, n, virtual=virtual, deterministic=True))
 

@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import equipoise as eq
+from equipoise.comm.base import Comm
 from equipoise.core.errors import UserError
 from equipoise.core.vector import ModelSize
 from equipoise.sync import DeTAG
@@ -149,3 +152,23 @@ def test_costs_resumes_and_runs_on_processes() -> None:
     for overlap in (False, True):
         resumes_from_any_step(DeTAG(rounds=3, overlap=overlap))
     same_on_processes(DeTAG(rounds=3, overlap=True))
+
+
+def test_the_first_phase_moves_nothing() -> None:
+    """There is no tracker yet: not even weight decay may act, which needs no gradient."""
+
+    def loop(comm: Comm) -> None:
+        model = nn.Linear(5, 1, bias=False)
+        nn.init.ones_(model.weight)
+        own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+        with eq.attach(model, own, sync=DeTAG(rounds=3)) as together:
+            for step in range(6):
+                own.zero_grad()
+                model(torch.randn(2, 5)).sum().backward()
+                own.step()
+                assert bool((model.weight == 1).all()) == (step < 5), step
+                if step < 5:
+                    assert not own.state
+            assert together.clock.step == 6
+
+    eq.spawn(loop, 4, virtual=True)

@@ -18,10 +18,10 @@ import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.core.context import Context
 from equipoise.core.errors import UserError
-from equipoise.core.vector import Flat
+from equipoise.core.vector import Flat, ModelSize
 from equipoise.sync import LGRAWA, MGRAWA, NoSync, PeriodicAverage
 from equipoise.sync.gradient_norms import GradientNorms
-from equipoise.sync.gradient_weighted import inverse_powers
+from equipoise.sync.gradient_weighted import from_logs, log_weights
 from equipoise.sync.proximal import proximal_step
 
 from .checks import Layers, toy_sha
@@ -114,7 +114,7 @@ def test_weights_are_shares_and_know_no_scale(norms: list[float], scale: float) 
 
 
 def shares(norms: np.ndarray, exponent: float = 1.0) -> np.ndarray:
-    weights = inverse_powers(torch.from_numpy(norms.copy()), exponent, 1e-8).numpy()
+    weights = from_logs(log_weights(torch.from_numpy(norms.copy()), exponent, 1e-8)).numpy()
     return weights / weights.sum()
 
 
@@ -127,13 +127,28 @@ def test_exponent_goes_from_the_average_to_the_leader() -> None:
 
 
 def test_weights_fit_float32_whatever_the_norms() -> None:
-    weights = inverse_powers(torch.tensor([0.0, 1e-300, 1e300, 1.0]), 16.0, 1e-8).float()
+    weights = from_logs(log_weights(torch.tensor([0.0, 1e-300, 1e300, 1.0]), 16.0, 1e-8)).float()
     assert weights.isfinite().all()
     assert (weights > 0).all()
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e5])
+@pytest.mark.parametrize("cls", [MGRAWA, LGRAWA])
+def test_ratios_of_weights_do_not_depend_on_the_scale_of_norms(cls: Any, scale: float) -> None:
+    """Also with large exponents, whose weights leave the range of float32; a worker without a norm has none."""
+    models, _ = drawn(3)
+    norms = scale * np.array([[0.02], [0.01], [0.005]]) * np.ones(len(SIZES))
+    sync = cls(exponent=16.0, epsilon=1e-12)
+    result = run_rounds(sync, models, norms, dtype=torch.float32, batches=[1, 1, 0])
+    share = 1 / (1 + 2.0**-16)
+    np.testing.assert_allclose(result.own[:, 0], [1 - share, share, 0.0], rtol=1e-5)
+    np.testing.assert_allclose(result.centre[0], share * models[1] + (1 - share) * models[0], atol=1e-5)
+    cost = [sync.cost(ModelSize(sum(SIZES), 4, len(SIZES)), rank, 3, True) for rank in range(3)]
+    assert [(row["messages"], row["bytes"]) for row in result.ledger] == cost
+
+
 def test_norms_below_epsilon_count_as_it() -> None:
-    weights = inverse_powers(torch.tensor([0.0, 1e-5, 1e-3, 1e-2]), 1.0, 1e-3)
+    weights = from_logs(log_weights(torch.tensor([0.0, 1e-5, 1e-3, 1e-2]), 1.0, 1e-3))
     np.testing.assert_allclose(weights, [1e3, 1e3, 1e3, 1e2], rtol=1e-5)
 
 
@@ -364,3 +379,24 @@ def test_combinations_that_mean_nothing_are_refused() -> None:
 
     with pytest.raises(UserError, match="source='train' with eq.attach"):
         eq.spawn(loop, 2, virtual=True)
+
+
+@pytest.mark.parametrize("source", ["last", "train"])
+def test_every_round_of_total_steps_has_new_norms(source: str) -> None:
+    """Rounds come after any number of a worker's steps, also after fewer than the time before."""
+    seen: list[tuple[int, bool]] = []
+
+    class Spy(MGRAWA):
+        def after_step(self, x: torch.Tensor) -> None:
+            before = self.norms.smoothed.clone() if source == "last" else self.counted
+            super().after_step(x)
+            now = self.norms.smoothed if source == "last" else self.norms.count
+            seen.append((self.context.rank, not torch.equal(torch.as_tensor(before), torch.as_tensor(now))))
+            self.counted = self.norms.count
+
+        counted = 0
+
+    cluster = eq.Cluster([1.0, 2.7, 0.6], jitter=0.5)
+    toy_sha(Spy(source=source), period=eq.period.TotalSteps(5), steps=60, workers=3, cluster=cluster)
+    assert len(seen) == 36
+    assert all(new for _, new in seen)

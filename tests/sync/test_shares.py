@@ -14,6 +14,7 @@ import equipoise as eq
 from equipoise.comm.base import Comm
 from equipoise.core.errors import UserError
 from equipoise.loop.attach import attach
+from equipoise.loop.evaluate import vector_of
 from equipoise.sync.matcha import MATCHA
 from equipoise.sync.mixing import RoundLinks, mixing_gap, symmetrised, weighted
 from equipoise.topology import Complete, Edges, Hypercube, Matching, OnePeer, Path, Ring, Star, Topology, Torus
@@ -296,3 +297,33 @@ def test_alpha_follows_the_shares_and_draws_do_not() -> None:
         total += probability * alike.T @ alike
     rho = np.linalg.norm(total - np.sqrt(np.outer(pi, pi)), 2)
     assert rho == pytest.approx(by_share.rho, abs=1e-12)
+
+
+@pytest.mark.parametrize("weights", ["size", "samples", "uniform"])
+def test_the_mean_inside_a_round_weighs_as_the_round_would(weights: str) -> None:
+    """Three workers in the middle of local steps: the mean model is that of a round at this moment."""
+
+    def loop(comm: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        torch.manual_seed(comm.rank)
+        model = nn.Linear(4, 1)
+        own = torch.optim.SGD(model.parameters(), lr=0.1)
+        share = [0.2, 0.3, 0.5][comm.rank]
+        sync = S.PeriodicAverage(weights=weights)
+        with eq.attach(model, own, sync=sync, period=4, share=share) as together:
+            for _ in range(6):
+                together.batch = 2 + 3 * comm.rank
+                own.zero_grad()
+                model(torch.randn(2, 4)).pow(2).mean().backward()
+                own.step()
+            mean = vector_of(together.step, "mean")
+            assert mean is not None
+            local = together.flat.x.clone()
+            together.sync.averaging.average(together.flat.x)
+        return mean.numpy(), local.numpy(), together.flat.x.numpy()
+
+    rows = eq.spawn(loop, 3, virtual=True)
+    weight = {"size": [0.2, 0.3, 0.5], "samples": np.array([2, 5, 8]) / 15, "uniform": [1 / 3] * 3}[weights]
+    expected = sum(w * row[1] for w, row in zip(weight, rows, strict=True))
+    for mean, _, averaged in rows:
+        np.testing.assert_allclose(mean, expected, atol=1e-6)
+        np.testing.assert_allclose(averaged, expected, atol=1e-6)

@@ -159,3 +159,13 @@ def test_direction_of_arrows():
     assert not Exponential().on(8).symmetric
     assert Exponential().on(2).symmetric
     assert Edges(links=["0-1", "1-0"], directed=True).on(2).symmetric
+
+
+def test_the_rate_is_that_of_the_most_negative_eigenvalue_where_it_is_larger():
+    """A cycle of four without weights of their own: eigenvalues 1, 0, 0, -1. Its disagreement only changes sign."""
+    bound = Edges(links=[(0, 1, 0.5), (1, 2, 0.5), (2, 3, 0.5), (3, 0, 0.5)]).on(4)
+    assert bound.lambda_2() == pytest.approx(0.0)
+    assert bound.lambda_min() == pytest.approx(-1.0)
+    assert bound.rate() == pytest.approx(1.0)
+    slack = Edges(links=[(0, 1, 0.4), (1, 2, 0.4), (2, 3, 0.4), (3, 0, 0.4)]).on(4)
+    assert slack.rate() == pytest.approx(0.6)

@@ -198,7 +198,7 @@ def test_the_consensus_step_follows_what_a_wire_leaves_out() -> None:
 def test_residuals_start_anew_on_another_number_of_workers(tmp_path: Any) -> None:
     from equipoise.testing import toy
 
-    wire = W.TopK(keep=0.25, block=32)
+    wire = W.TopK(keep=0.25, block=32, residual="feedback")
     sync = eq.sync.PeriodicAverage()
     toy.train(sync, wire=wire, steps=9, out=tmp_path, checkpoint_every=1000)
     resumed = toy.train(sync, wire=wire, steps=40, workers=3, out=tmp_path, resume=True, checkpoint_every=1000).result

@@ -35,6 +35,7 @@ class Adaptive(Batch):
 
     watches: ClassVar[bool] = True
     along: ClassVar[bool] = False  # does it need the variance along the gradient?
+    LATE: ClassVar[dict[str, type]] = {"last_estimate": dict}
     STATE: ClassVar[tuple[str, ...]] = (
         "total",
         "rounds",
@@ -46,6 +47,7 @@ class Adaptive(Batch):
         "last_estimate",
         "probe_state",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("rounds", "averages", "tests", "last_estimate", "size_per_worker")
 
     start: int = option(16, help="examples per step and worker at first", least=1)
     most: int | None = option(
@@ -66,12 +68,16 @@ class Adaptive(Batch):
     examples: int = option(8, help="per worker and test, for estimator = examples; 0: the entire batch", least=0)
     tested: str = option("mean", help="the mean gradient of all workers, or each worker's own", choices=("mean", "own"))
     speeds: list[float] | str | None = option(
-        None, help='throughputs: sizes are proportional to these, or to "measured" ones; equal sizes if none', above=0
+        None,
+        help='throughputs: sizes are proportional to these, to "measured" ones or to the "blocks"; equal if none',
+        above=0,
     )
 
     def check(self) -> None:
-        if isinstance(self.speeds, str) and self.speeds != "measured":
-            raise UserError(f"speeds = {self.speeds!r}: give a list with one number per worker, or 'measured'")
+        if isinstance(self.speeds, str) and self.speeds not in ("measured", "blocks"):
+            raise UserError(
+                f"speeds = {self.speeds!r}: give a list with one number per worker, 'measured', or 'blocks'"
+            )
         if self.gradient == "first" and self.estimator != "workers":
             raise UserError("gradient = 'first' is only for estimator = 'workers': leave one of them out")
         if self.most is not None and self.most < self.start:
@@ -85,6 +91,11 @@ class Adaptive(Batch):
         context, size = self.context, self.context.size
         if isinstance(self.speeds, list) and len(self.speeds) != size:
             raise UserError(f"speeds lists {len(self.speeds)} numbers for {size} workers: give one per worker")
+        if self.along and self.tested == "own" and self.estimator != "examples" and size == 2:
+            raise UserError(
+                "tested='own' compares each worker's gradient with at least two others: use tested='mean', "
+                "estimator='examples', or three workers"
+            )
         share = -(-context.worker.total_examples // size)
         self.cap = self.most if self.most is not None else max(self.start, share)
         self.total = float(self.start * size)  # examples per step of all workers, before sizes are rounded up
@@ -100,6 +111,16 @@ class Adaptive(Batch):
         if size > 1 or self.estimator == "examples":
             config = ProbeConfig(self.tested == "own", self.along, self.examples, self.gradient == "first")
             self.probe = PROBES[self.estimator](context, config, self.decide)
+        self._resize()
+
+    @property
+    def size_per_worker(self) -> float:
+        """Examples per step, on average: what is kept when the number of workers changes."""
+        return self.total / self.context.size
+
+    @size_per_worker.setter
+    def size_per_worker(self, value: float) -> None:
+        self.total = value * self.context.size
         self._resize()
 
     @property
@@ -157,7 +178,7 @@ class Adaptive(Batch):
     def decide(self, estimate: NoiseEstimate | None, reports: list[WorkerReport]) -> None:
         self._unsent = False
         old, numbers = self._sizes, dict[str, float]()
-        reason = "fewer than two workers had examples" if estimate is None else ""
+        reason = "too few workers had examples" if estimate is None else ""
         if estimate is not None and not estimate.finite:
             estimate, reason = None, "a gradient was not finite"
         if self.speeds == "measured":
@@ -190,6 +211,8 @@ class Adaptive(Batch):
         return min(max(total, float(self.start * size)), float(self.cap * size))
 
     def _resize(self) -> None:
+        if self.speeds == "blocks" and self.context.worker.shares:  # which may be redistributed
+            self.rates = list(self.context.worker.shares)
         total_rate = sum_in_order(self.rates)
         # The small number absorbs rounding errors: half of 32 must be 16, not 17.
         sizes = [math.ceil(self.total * rate / total_rate - 1e-9 * self.total) for rate in self.rates]

@@ -16,8 +16,9 @@ class InnerProduct(Adaptive):
         else:  b <- Var_i <g_i, v> / (M theta^2 |v|^4), rounded up
 
     Weaker than the norm test: it tolerates noise orthogonal to the gradient, so batches stay smaller. With several
-    workers the variance is that of <v_m, v>, each worker weighted by its examples. One more number per worker is sent,
-    and no vector.
+    workers the variance is that of <v_m, v>, each worker weighted by its examples; with `tested="own"` that of the
+    others' <v_l, v_m>. A few more numbers per worker are sent, and no vector, unless single examples are measured
+    along the mean of all workers.
     Reference: Bollapragada, Byrd, Nocedal, Adaptive Sampling Strategies for Stochastic Optimization, SIAM Journal on
     Optimization 2018.
     """

@@ -50,7 +50,8 @@ def across_workers(
 ) -> NoiseEstimate | None:
     """From all |v_m|^2, |v|^2, the n_m and the batch sizes; None with fewer than two workers that have examples.
 
-    `products` are all <v_m, v>. `own`: the gradients under test are each worker's own, not their mean.
+    `own`: the gradients under test are each worker's own, not their mean.
+    `products` are all <v_m, v>; with `own` all <v_l, v_m>, row by row, which needs three workers with examples.
     """
     present = [m for m, n in enumerate(sizes) if n > 0]
     if len(present) < 2 or not sum_in_order(batches):
@@ -59,8 +60,14 @@ def across_workers(
     degrees = len(present) - 1  # of freedom
     variance = _positive((sum_in_order([sizes[m] * norms[m] for m in present]) - n * mean_norm) / degrees)
     along = math.nan
-    if products is not None:
-        along = sum_in_order([sizes[m] * (products[m] - mean_norm) ** 2 for m in present]) / degrees
+    if products is not None and own:
+        rows = [[products[other * len(sizes) + m] for other in present if other != m] for m in present]
+        weights = [[sizes[other] for other in present if other != m] for m in present]
+        # Not <v_m, v_m>: its noise is no noise along v_m, but |noise|^2, which is larger by the dimension.
+        parts = [_spread(row, weight) for row, weight in zip(rows, weights, strict=True)]
+        along = sum_in_order([sizes[m] * part for m, part in zip(present, parts, strict=True)]) / n
+    elif products is not None:
+        along = _spread([products[m] for m in present], [sizes[m] for m in present])
     return _estimate(variance, mean_norm - variance / n, batches, own, along)
 
 
@@ -76,7 +83,8 @@ def across_examples(
 ) -> NoiseEstimate | None:
     """From sum_i |g_i - their mean|^2 over `counts` examples on each worker; one worker is enough.
 
-    `norms` are all |v_m|^2 of the batches, `products` sums of squares of <g_i, v_m> around their means.
+    `norms` are all |v_m|^2 of the batches, `products` sums of squares of <g_i, v> around their means; with `own` v is
+    each worker's v_m.
     """
     degrees = sum_in_order([max(0.0, count - 1) for count in counts])  # of freedom
     if degrees <= 0:
@@ -93,6 +101,15 @@ def _estimate(variance: float, square: float, batches: list[float], own: bool, a
     return NoiseEstimate(
         variance, square, (present if own else 1) / sum_in_order(batches), len(batches) if own else 1, along
     )
+
+
+def _spread(values: list[float], weights: list[float]) -> float:
+    """(1 / (N - 1)) sum w (value - weighted mean)^2; nan for a single value."""
+    if len(values) < 2:
+        return math.nan
+    mean = sum_in_order([w * v for v, w in zip(values, weights, strict=True)]) / sum_in_order(weights)
+    squares = [w * (v - mean) ** 2 for v, w in zip(values, weights, strict=True)]
+    return sum_in_order(squares) / (len(values) - 1)
 
 
 def _positive(value: float) -> float:

@@ -112,16 +112,27 @@ def probe_numbers(metadata: list[list[float]]) -> list[list[float]]:
     return [row[_REPORTED:] for row in metadata]
 
 
+def statistics_count(size: int, config: ProbeConfig) -> int:
+    """How many numbers `chunk_statistics` returns."""
+    return 1 + size + (0 if not config.along else size**2 if config.own else size)
+
+
 def chunk_statistics(
-    rows: list[torch.Tensor], scales: list[float], sizes: list[float], along: bool, mean: torch.Tensor
+    rows: list[torch.Tensor], scales: list[float], sizes: list[float], config: ProbeConfig, mean: torch.Tensor
 ) -> list[float]:
-    """Of chunks of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, with `along`, all <v_m, v>.
+    """Of chunks of vectors that come multiplied by `scales`: |v|^2, all |v_m|^2 and, for the variance along the
+    gradient, all <v_m, v>; for that along each worker's own, all <v_l, v_m>.
 
     `mean` is a buffer for the chunk of v: allocating a large one at each round costs more than filling it.
     """
     mean_of(rows, scales, sizes, mean)
     norms = [product(r, r) / s**2 if s else 0.0 for r, s in zip(rows, scales, strict=True)]
-    products = [product(r, mean) / s if s else 0.0 for r, s in zip(rows, scales, strict=True)] if along else []
+    products: list[float] = []
+    if config.along and config.own:
+        scaled = list(zip(rows, scales, strict=True))
+        products = [product(a, b) / (s * t) if s and t else 0.0 for a, s in scaled for b, t in scaled]
+    elif config.along:
+        products = [product(r, mean) / s if s else 0.0 for r, s in zip(rows, scales, strict=True)]
     return [product(mean, mean), *norms, *products]
 
 

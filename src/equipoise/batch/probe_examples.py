@@ -14,17 +14,22 @@ class ExampleStatistics(NamedTuple):
 
     spread: float = 0.0  # sum of |g_i - their mean|^2
     examples: float = 0.0
-    norm: float = 0.0  # |v_m|^2
-    along: float = 0.0  # sum of squares of <g_i, v_m> around their mean
+    norm: float = 0.0  # |v_m|^2, or |v|^2 where v is at hand
+    along: float = 0.0  # sum of squares of <g_i, v> around their mean, v the gradient under test
 
 
 class ExamplesProbe(NoiseProbe):
-    """Gradients g_i of single examples; v_m is that of the entire batch."""
+    """Gradients g_i of single examples; v_m is that of the entire batch.
+
+    The variance along the mean gradient v needs v on every worker: one more all-reduce, instead of the vector that is
+    sent one way.
+    """
 
     def init_state(self) -> None:
         self.gradient: torch.Tensor | None = None  # v_m
         self.measured = ExampleStatistics()
-        self.outputs = 0 if self.config.own else 1
+        self.gathers = self.config.along and not self.config.own
+        self.outputs = 0 if self.config.own or self.gathers else 1
 
     def after_backward(self, testing: bool) -> None: ...
 
@@ -34,14 +39,28 @@ class ExamplesProbe(NoiseProbe):
             raise UserError("estimator='examples' needs eq.train, which knows the examples: use estimator='workers'")
         assert context.flat is not None
         gradient = self.gradient = context.flat.copy_gradient(self.gradient)
-        self.measured = ExampleStatistics()
+        tested = self._mean_gradient(gradient) if self.gathers else gradient
+        norm = product(tested, tested)
+        self.measured = ExampleStatistics(norm=norm if self.gathers else 0.0)
         if context.clock.batch:
             rows = torch.stack(context.example_gradients(self.config.examples))
-            products = rows @ gradient if self.config.along else rows.new_zeros(1)
             rows -= rows.mean(0)
             spread = product(rows.view(-1), rows.view(-1))
-            along = (products - products.mean()).double().square().sum().item()
-            self.measured = ExampleStatistics(spread, float(len(rows)), product(gradient, gradient), along)
+            products = rows.to(tested.dtype) @ tested if self.config.along else tested.new_zeros(1)
+            along = products.double().square().sum().item()
+            self.measured = ExampleStatistics(spread, float(len(rows)), norm, along)
+
+    def _mean_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """v: the mean over all workers, each weighted by its batch."""
+        batch = float(self.context.clock.batch)
+        message = torch.zeros(
+            len(gradient) + 1, dtype=torch.promote_types(gradient.dtype, torch.float32), device=gradient.device
+        )
+        if batch:
+            message[:-1].copy_(gradient).mul_(batch)
+            message[-1] = batch
+        self.context.comm.weighted_mean(message)
+        return message[:-1]
 
     def after_round(self) -> None: ...
 
@@ -49,12 +68,12 @@ class ExamplesProbe(NoiseProbe):
         return list(self.measured)
 
     def vector(self, averaged: str) -> torch.Tensor | None:
-        return None if averaged == "gradient" or self.config.own else self.gradient
+        return None if averaged == "gradient" or self.config.own or self.gathers else self.gradient
 
     def map_chunk(
         self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
     ) -> list[float]:
-        if self.config.own:
+        if not self.outputs:
             return []
         batches = [report.batch for report in worker_reports(metadata)]
         mean = mean_of(rows, scales, batches, self.buffers(rows[0])[0])
@@ -62,11 +81,12 @@ class ExamplesProbe(NoiseProbe):
 
     def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
         measured = [ExampleStatistics(*row) for row in numbers]
+        mean_norm = measured[0].norm if self.gathers else 0.0 if self.config.own else totals[0]
         return across_examples(
             [m.spread for m in measured],
             [m.examples for m in measured],
             [m.norm for m in measured],
-            0.0 if self.config.own else totals[0],
+            mean_norm,
             batches,
             own=self.config.own,
             products=[m.along for m in measured] if self.config.along else None,

@@ -7,7 +7,7 @@ import torch
 from ..comm.fused_reduction import chunks, sum_in_order
 from ..core.errors import UserError
 from .noise import NoiseEstimate
-from .probe import NoiseProbe, estimate_across_workers, probe_numbers, product
+from .probe import NoiseProbe, estimate_across_workers, probe_numbers, product, statistics_count
 
 
 class LocalSteps(NamedTuple):
@@ -38,7 +38,7 @@ class PseudoGradientProbe(NoiseProbe):
                 "estimator='pseudo' infers gradients from the steps, which clip shortens: leave clip out, or use "
                 "estimator='workers', which measures gradients before they are clipped"
             )
-        self.outputs = 1 + self.context.size * (2 if self.config.along else 1)
+        self.outputs = statistics_count(self.context.size, self.config)
         self.anchor: torch.Tensor | None = None  # this worker's chunk of x
         self.rates = self.squares = 0.0  # A, and sum a_h^2 / b_h
 
@@ -88,6 +88,10 @@ class PseudoGradientProbe(NoiseProbe):
             mean.add_(moved, alpha=steps[m].examples / total / rates[m])
         if not self.config.along:
             return [product(mean, mean), *norms]
+        if self.config.own:
+            moves = [displacement(m) / rates[m] if m in present else anchor.new_zeros(1) for m in range(len(rows))]
+            moves = [move.expand_as(anchor) for move in moves]
+            return [product(mean, mean), *norms, *(product(a, b) for a in moves for b in moves)]
         for m in present:
             products[m] = product(displacement(m), mean) / rates[m]
         return [product(mean, mean), *norms, *products]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .noise import NoiseEstimate
-from .probe import NoiseProbe, chunk_statistics, estimate_across_workers, probe_numbers
+from .probe import NoiseProbe, chunk_statistics, estimate_across_workers, probe_numbers, statistics_count
 
 
 class WorkersProbe(NoiseProbe):
@@ -19,7 +19,7 @@ class WorkersProbe(NoiseProbe):
         self.gradient: torch.Tensor | None = None  # v_m; None where the sync sends it anyway
         self.examples = 0.0  # in v_m
         self.measured = False  # has v_m been taken since the last round?
-        self.outputs = 1 + self.context.size * (2 if self.config.along else 1)
+        self.outputs = statistics_count(self.context.size, self.config)
 
     def after_backward(self, testing: bool) -> None:
         if self.config.first and testing and not self.measured:
@@ -49,7 +49,7 @@ class WorkersProbe(NoiseProbe):
         self, rows: list[torch.Tensor], scales: list[float], metadata: list[list[float]], start: int
     ) -> list[float]:
         sizes = _examples(probe_numbers(metadata))
-        return chunk_statistics(rows, scales, sizes, self.config.along, self.buffers(rows[0])[0])
+        return chunk_statistics(rows, scales, sizes, self.config, self.buffers(rows[0])[0])
 
     def estimate(self, batches: list[float], numbers: list[list[float]], totals: list[float]) -> NoiseEstimate | None:
         return estimate_across_workers(totals, _examples(numbers), batches, self.config)

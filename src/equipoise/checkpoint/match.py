@@ -9,6 +9,7 @@ from ..core.errors import CheckpointError
 # What may change between a stop and a resume without changing what the run means.
 FREE = (
     *("epochs", "steps", "samples", "budget", "until", "workers", "virtual", "deterministic", "timeout"),
+    *("elastic", "deadline", "respawn", "listen", "snapshot_every"),
     *("checkpoint_every", "keep", "log_every", "evaluate_every", "tensorboard", "out", "micro", "nonfinite"),
 )
 

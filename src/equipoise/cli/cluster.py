@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.torchrun import rank
-from ..loop.from_recipe import assemble
+from ..loop.from_recipe import assemble, factors
 from .columns import columns
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
 if TYPE_CHECKING:
+    from ..loop.speeds import Rate
     from ..simulate.cluster import Cluster, Link
+
+_SECONDS = 0.1  # of one timing at least: shorter ones measure who else is running
+_ATTEMPTS = 3
+_UNSTEADY = 0.2  # spread of repetitions that is worth another attempt, and a warning
+_NONSENSE = 0.6  # spread with which nothing is written
 
 _EXAMPLES = """examples:
   equipoise cluster measure --workers 4 --out cluster.toml
@@ -60,31 +67,63 @@ def _measure(arguments: argparse.Namespace) -> int:
     recipe = on_torchrun(recipe)
     if recipe.settings.get("virtual") or recipe.settings.get("cluster"):
         raise UserError("only real processes can be measured: leave out --virtual and --cluster")
-    cluster = measure(recipe)
+    cluster, rates = measure(recipe)
+    slow = recipe.settings.get("slow")
+    problem = doubtful(rates, factors(str(slow)) if slow is not None else None)
     if rank() == 0:
+        spreads = ", ".join(f"{100 * r.spread:.0f} %" for r in rates)
+        print(f"spread of the repetitions, by worker: {spreads}", file=sys.stderr)
+    if problem:
+        raise UserError(f"{problem}: nothing is written; measure again when the machines have nothing else to do")
+    if rank() == 0:
+        if unsteadiness(rates) > _UNSTEADY:
+            print("warning: the machines are busy with something else, which these rates contain", file=sys.stderr)
         cluster.save(out)
         print(describe(cluster))
         print(f"{out}")
     return 0
 
 
-def measure(recipe: Recipe) -> Cluster:
-    """The cluster these workers form: throughput of each on the recipe's step, and the link of every pair."""
+def doubtful(rates: list[Rate], slow: list[float] | None) -> str:
+    """What makes these rates nonsense; empty if nothing does. `slow`: factors that were declared on equal machines."""
+    shown = ", ".join(f"{r.median:.4g}" for r in rates)
+    if unsteadiness(rates) > _NONSENSE:
+        worst = max(rates, key=lambda r: r.spread)
+        return f"the rates {shown} say little: half of the repetitions of a worker are {100 * worst.spread:.0f} % apart"
+    if slow is not None and len(slow) == len(rates):
+        equal = [r.median * factor for r, factor in zip(rates, slow, strict=True)]
+        if max(equal) > 2.0 * min(equal):
+            return f"the rates {shown} contradict slow = {slow}"
+    return ""
+
+
+def measure(recipe: Recipe) -> tuple[Cluster, list[Rate]]:
+    """The cluster these workers form: throughput of each on the recipe's step, and the link of every pair.
+
+    Throughputs are measured several times, and the calmest measurement counts. They come with their spread.
+    """
     from ..comm.base import Comm
     from ..comm.measure_links import measure_links, summarised
     from ..launch.start import spawn
-    from ..loop.speeds import job_rates
+    from ..loop.speeds import Timing, repeated_job_rates
     from ..simulate.cluster import Cluster
 
     job, how = assemble(recipe)
 
-    def work(comm: Comm) -> Cluster:
-        rates = [float(f"{rate:.4g}") for rate in job_rates(job, comm)]
+    def work(comm: Comm) -> tuple[Cluster, list[Rate]]:
+        attempts: list[list[Rate]] = []
+        while len(attempts) < _ATTEMPTS and (not attempts or unsteadiness(attempts[-1]) > _UNSTEADY):
+            attempts.append(repeated_job_rates(job, comm, Timing(repetitions=7, seconds=_SECONDS)))
+        rates = min(attempts, key=unsteadiness)
         link, between = summarised(measure_links(comm))
-        return Cluster(rates, link, between)
+        return Cluster([float(f"{rate.median:.4g}") for rate in rates], link, between), rates
 
-    clusters: list[Cluster] = spawn(work, how["workers"], timeout=how["timeout"])
-    return clusters[0]
+    measured: list[tuple[Cluster, list[Rate]]] = spawn(work, how["workers"], timeout=how["timeout"])
+    return measured[0]
+
+
+def unsteadiness(rates: list[Rate]) -> float:
+    return max(rate.spread for rate in rates)
 
 
 def describe(cluster: Cluster) -> str:
@@ -92,21 +131,11 @@ def describe(cluster: Cluster) -> str:
     from ..simulate.units import seconds
 
     rows = [("workers", f"{cluster.size}, {len(set(cluster.rates))} different speeds")]
-    workers = zip(
-        cluster.rates,
-        cluster.sites,
-        cluster.jitter,  # type: ignore[arg-type]
-        cluster.failures_per_hour,  # type: ignore[arg-type]
-        cluster.repair,  # type: ignore[arg-type]
-        strict=True,
-    )
+    workers = [(cluster.rates[w], cluster.sites[w], cluster.disturbances(w)) for w in range(cluster.size)]
     first = 0
-    for (rate, site, jitter, failures, repair), group in itertools.groupby(workers):
+    for (rate, site, about), group in itertools.groupby(workers):
         last = first + len(list(group)) - 1
-        parts = [f"{rate:,.6g} examples/s"]
-        parts += [f"site {site}"] if site else []
-        parts += [f"jitter {100 * jitter:.3g} %"] if jitter else []
-        parts += [f"{failures:.3g} failures/h, {seconds(repair)} each"] if failures else []
+        parts = [f"{rate:,.6g} examples/s", *([f"site {site}"] if site else []), *describe_disturbances(about)]
         rows.append((f"  {first}" if first == last else f"  {first} to {last}", ", ".join(parts)))
         first = last + 1
     if not (cluster.across and len(cluster.across) == len(set(cluster.sites)) * (len(set(cluster.sites)) + 1) // 2):
@@ -122,6 +151,23 @@ def describe(cluster: Cluster) -> str:
             idle = f"{100 * (1 - slowest / fastest):.0f} %"
             rows.append(("straggler cost", f"with equal batches the fastest worker waits {idle} of its time"))
     return columns(rows)
+
+
+def describe_disturbances(about: dict[str, Any]) -> list[str]:
+    """What may befall a worker, in words."""
+    from ..simulate.units import seconds
+
+    parts = [f"jitter {100 * about['jitter']:.3g} %"] if about["jitter"] else []
+    if about["failures_per_hour"]:
+        parts.append(f"{about['failures_per_hour']:.3g} failures/h, {seconds(about['repair'])} each")
+    if about["slowdowns_per_hour"]:
+        times = f"{about['slowdown_factor']:.3g} times as slow for {seconds(about['slowdown'])}"
+        parts.append(f"{about['slowdowns_per_hour']:.3g} slow-downs/h, {times}")
+    for start, end, *factor in (*about["away"], *about["slow"]):
+        what = f"{factor[0]:.3g} times as slow" if factor else "away"
+        when = f"from {seconds(start)} to {seconds(end)}" if end < float("inf") else f"from {seconds(start)} on"
+        parts.append(f"{what} {when}")
+    return parts
 
 
 def describe_link(link: Link) -> str:

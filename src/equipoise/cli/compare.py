@@ -43,6 +43,12 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--processes", action="store_true", help="workers are real processes; choices are ranked by wall-clock time"
     )
+    parser.add_argument(
+        "--rank-by",
+        default="time",
+        metavar="WHAT",
+        help="time: to the target (default); goodput: examples per second that count, whatever fails meanwhile",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_recipe_flags(parser)
 
@@ -67,4 +73,4 @@ def run(arguments: argparse.Namespace) -> int:
     from .run_recipe import next_free
 
     folder = Path(out) if out is not None else next_free(Path("runs") / "compare")
-    return compare(chosen, folder, seeds=seeds, jobs=jobs, quiet=arguments.quiet)
+    return compare(chosen, folder, seeds=seeds, jobs=jobs, quiet=arguments.quiet, by=arguments.rank_by)

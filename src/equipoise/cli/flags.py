@@ -21,8 +21,8 @@ _QUESTIONS = {
     "topology": "which workers communicate with each other",
     "sync": "what they exchange and how they combine it",
     "wire": "how vectors travel: as they are, or compressed",
-    "data": "what to train on",
-    "model": "what to train",
+    "data": "what to train on: a name, or package.module:function",
+    "model": "what to train: a name, or package.module:function",
 }
 _DEFAULTS = {
     "batch": "32",
@@ -31,7 +31,14 @@ _DEFAULTS = {
     "sync": "all-reduce, or periodic-average with a period",
     "model": "one that fits the data",
 }
-_METAVARS = {"cluster": "FILE", "budget": "TIME", "out": "FOLDER"}
+_METAVARS = {
+    "cluster": "FILE",
+    "budget": "TIME",
+    "out": "FOLDER",
+    "elastic": "MIN:MAX",
+    "listen": "HOST:PORT",
+    "loss": "NAME",
+}
 
 
 def add_recipe_flags(parser: Parser) -> None:

@@ -43,8 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 def card(axis: str, name: str) -> str:
     """What one method does and its options."""
     cls: Any = get(axis, name)
-    name = name.replace("_", "-")
-    summary = next(entry.help for entry in entries(axis) if entry.name == name)
+    name, summary = cls.metadata.name, cls.metadata.help
     parts = [f"{axis} {name}: {summary}", inspect.getdoc(cls) or ""]
     rows = [_row(axis, field) for field in dataclasses.fields(cls)]
     if rows:

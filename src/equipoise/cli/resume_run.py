@@ -28,6 +28,7 @@ def resume(recipe: Recipe, folder: Path, step: int | None, *, quiet: bool = Fals
             # If this attempt is interrupted, an old result would make the run look finished.
             (folder / "result.json").unlink(missing_ok=True)
             recipe.dump(folder / "recipe.toml")
+        job.recipe = recipe.table()
         return conclude(run_job(job, **how))
 
 

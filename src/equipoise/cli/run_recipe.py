@@ -30,8 +30,10 @@ def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
     job.folder, job.quiet = folder, quiet
     prepare(job, False)
     with traced(job):
+        recipe = recipe.merged({"out": str(folder)})
+        job.recipe = recipe.table()
         if rank() == 0:
-            recipe.merged({"out": str(folder)}).dump(folder / "recipe.toml")
+            recipe.dump(folder / "recipe.toml")
         return run_job(job, **how)
 
 

@@ -30,6 +30,7 @@ def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         *models,
         ("consensus", f"{result['consensus']:.3g}"),
         ("params_sha256", result["params_sha256"]),
+        ("weights", str(folder / "model.pt")),
         ("folder", str(folder)),
     ]
 

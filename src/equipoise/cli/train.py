@@ -50,4 +50,4 @@ def stem(recipe: Recipe) -> Path:
     data, sync = recipe.chosen("data").name, recipe.chosen("sync").name
     if data is None or sync is None:
         raise UserError("the recipe has no data or no sync: add --data NAME and --sync NAME")
-    return Path("runs") / f"{data}-{sync}"
+    return Path("runs") / f"{data.rpartition(':')[2]}-{sync}"

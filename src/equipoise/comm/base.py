@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..core.errors import WorkerError
 from .fused_reduction import FusedReduction, fused_cost
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
+
+if TYPE_CHECKING:
+    from .membership import Membership
 
 
 class Pending(ABC):
@@ -59,11 +63,18 @@ class Comm(ABC):
     described: bool = False  # does time follow from a described cluster?
     step: int = 0  # of the loop, for error messages
     seed: int = 0  # of the run; the failure model of a described cluster depends on it
+    membership: Membership | None = None  # where workers may come and go; this comm is then of one generation
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self.ledger = Ledger()
+        self.absences: list[tuple[float, float]] = []  # simulated seconds that this worker was away, not told of yet
         self._scratch: torch.Tensor | None = None
+
+    @property
+    def worker(self) -> int:
+        """This worker's number for the whole run: its rank, unless workers come and go."""
+        return self.rank if self.membership is None else self.membership.worker
 
     # -- what algorithms call -------------------------------------------------------------------------------------
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -151,6 +162,14 @@ class Comm(ABC):
         """All workers' picklable values, by rank. For set-up and checkpoints: small, and never counted."""
 
     @abstractmethod
+    def leave_loop(self, steps: int) -> None:
+        """All workers end their loops, after the same number of steps; raises `UnevenSteps` where they do not."""
+
+    @abstractmethod
+    def leave_word(self, error: WorkerError) -> None:
+        """This worker is about to raise: those who wait for it in vain shall raise the same."""
+
+    @abstractmethod
     def computed(self, examples: float) -> float:
         """Advance the simulated clock by the gradient computation on so many examples; return its seconds."""
 
@@ -158,6 +177,10 @@ class Comm(ABC):
     @abstractmethod
     def now(self) -> float:
         """Simulated time of this worker in seconds; 0 on processes, where time is real."""
+
+    @abstractmethod
+    def configure(self, *, timeout: float | None = None, deterministic: bool | None = None) -> None:
+        """Change how long to wait for a silent worker, and whether sums are taken in rank order; on all workers."""
 
     @abstractmethod
     def close(self) -> None:
@@ -172,7 +195,19 @@ class Comm(ABC):
         finally:
             self.ledger.counting = before
 
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Around a long computation of this worker while the others wait: it is alive, and not hung."""
+        self._busy(1)
+        try:
+            yield
+        finally:
+            self._busy(-1)
+
     # -- what an implementation fills -----------------------------------------------------------------------------
+    def _busy(self, change: int) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
+        """A long computation of this worker begins (1) or ends (-1)."""
+
     @abstractmethod
     def _sum(self, tensor: torch.Tensor) -> None: ...
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .diagnosis import state_of
 from .segment import Segment
 
 _TOKEN, _ACK = 101, 102  # tags of messages on gloo
@@ -58,17 +59,21 @@ class Notices(ABC):
 
 
 class GlooNotices(Notices):
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self.group = group  # of torch.distributed; None: all of its processes
+        self.ranks = dist.get_process_group_ranks(group)
+
     def announce(self, segment: Segment, peer: int) -> Wait:
         token = torch.tensor([segment.handle, segment.bytes])
-        return _GlooWait(dist.isend(token, peer, tag=_TOKEN), token)
+        return _GlooWait(dist.isend(token, self.ranks[peer], self.group, _TOKEN), token)
 
     def acknowledgement(self, peer: int) -> Wait:
         answer = torch.empty(1, dtype=torch.int64)
-        return _GlooWait(dist.irecv(answer, peer, tag=_ACK), answer)
+        return _GlooWait(dist.irecv(answer, self.ranks[peer], self.group, _ACK), answer)
 
     def expect(self, peer: int) -> Callable[[], tuple[int, int]]:
         token = torch.empty(2, dtype=torch.int64)
-        wait = _GlooWait(dist.irecv(token, peer, tag=_TOKEN), token)
+        wait = _GlooWait(dist.irecv(token, self.ranks[peer], self.group, _TOKEN), token)
 
         def arrived() -> tuple[int, int]:
             wait()
@@ -79,10 +84,10 @@ class GlooNotices(Notices):
 
     def acknowledge(self, peer: int) -> None:
         answer = torch.zeros(1, dtype=torch.int64)
-        _GlooWait(dist.isend(answer, peer, tag=_ACK), answer)()
+        _GlooWait(dist.isend(answer, self.ranks[peer], self.group, _ACK), answer)()
 
     def barrier(self) -> None:
-        dist.barrier()
+        dist.barrier(self.group)
 
 
 @dataclass
@@ -103,8 +108,15 @@ class CounterNotices(Notices):
     themselves, a ring of slots. Counters are modulo 2^32.
     """
 
-    def __init__(self, rank: int, boards: dict[int, Segment], pids: dict[int, int], timeout: float):
-        self.rank, self.boards, self.pids, self.timeout = rank, boards, pids, timeout
+    def __init__(
+        self,
+        rank: int,
+        boards: dict[int, Segment],
+        pids: dict[int, int],
+        timeout: float,
+        given_up: Callable[[], bool] = bool,
+    ):
+        self.rank, self.boards, self.pids, self.timeout, self.given_up = rank, boards, pids, timeout, given_up
         self._places = {peer: _LINE + i * _PLACE for i, peer in enumerate(sorted(pids))}  # on every board, by peer
         self._words = {peer: memoryview(board.memory).cast("I") for peer, board in boards.items()}
         self._long = {peer: memoryview(board.memory).cast("Q") for peer, board in boards.items()}
@@ -176,8 +188,10 @@ class CounterNotices(Notices):
             now, seen = time.monotonic(), words[word]
             if now - began < _LOOK or _reached(seen, target):
                 continue
-            if not _alive(self.pids[peer]) and not _reached(words[word], target):
+            if state_of(self.pids[peer]) == "gone" and not _reached(words[word], target):
                 raise RuntimeError(f"worker {peer} has ended")
+            if self.given_up():
+                raise RuntimeError("another worker has been given up")
             if now > deadline:
                 raise RuntimeError(f"timed out after {self.timeout:g} s waiting for worker {peer}")
 
@@ -209,12 +223,3 @@ def _reached(value: int, target: int) -> bool:
 
 def _address(board: Segment) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(board.memory))
-
-
-def _alive(pid: int) -> bool:
-    """Is it running? A child that has ended stays a zombie until its parent asks."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:1] not in ([], [b"Z"], [b"X"])
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -14,12 +14,18 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ..core.errors import PeerLost, UserError
+from ..core.errors import PeerLost, UnevenSteps, UserError, WorkerError
 from .base import Comm, Pending, Stream
+from .diagnosis import FAILED, LOST, find_missing
 from .fused_reduction import FusedReduction, reduce_over_network
 from .heartbeat import Heartbeat
+from .last_word import last_word, leave_word
+from .leaving import leave_together, refuse_uneven
+from .notices import GlooNotices
+from .presence import Presence
 from .segment import Segment
 from .shared_memory import Expected, SharedMemory
+from .unhandled import report_unhandled
 
 _BLOCK = 1 << 20  # elements summed at once in rank order: bounds the memory
 
@@ -33,20 +39,44 @@ def _control_store(store: Any) -> Any:
     return PrefixStore(f"equipoise/{_joined}/control", store.clone())
 
 
+def join_group(store: Any, rank: int, size: int, timeout: float) -> None:
+    """Make the process group of torch.distributed."""
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
+        backend = "cpu:gloo,cuda:nccl"
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+
+
 class ProcessComm(Comm):
     """The comm of one process. `deterministic` sums in rank order, bit for bit as virtual workers do."""
 
     virtual = False
 
-    def __init__(self, *, timeout: float = 300.0, deterministic: bool = False, store: Any = None, steps: Any = None):
-        super().__init__(dist.get_rank(), dist.get_world_size())
+    def __init__(
+        self,
+        *,
+        timeout: float = 300.0,
+        deterministic: bool = False,
+        heartbeat: Heartbeat | None = None,
+        steps: Any = None,
+        presence: Presence | None = None,
+        group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))
+        self._group = group  # of torch.distributed; None: all of its processes
+        self._ranks = dist.get_process_group_ranks(group)  # what torch.distributed calls the workers
         self.deterministic = deterministic
         self.timeout = timeout
         self._steps = steps  # shared memory in which the launcher reads each worker's step
         self._step = 0
+        self._loops = 0  # that have ended
         self._owner = False  # did this object make the process group? Then it ends it
-        self._heartbeat = Heartbeat(store, self.rank, self.size) if store is not None else None
-        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout)
+        self._heartbeat = heartbeat  # names a missing worker; in an elastic run the next roster does
+        self._pulse = heartbeat if presence is None else presence  # where this worker publishes its position
+        given_up = bool if presence is None else lambda: presence.broken
+        self._shared = SharedMemory(self.rank, self.size, self.gather_objects, timeout, given_up, GlooNotices(group))
 
     @classmethod
     def from_env(cls, *, timeout: float = 300.0, deterministic: bool = False) -> ProcessComm:
@@ -55,8 +85,12 @@ class ProcessComm(Comm):
             store = dist.distributed_c10d._get_default_store()
             while hasattr(store, "underlying_store"):
                 store = store.underlying_store
-            own = _control_store(store) if hasattr(store, "clone") else None
-            return cls(timeout=timeout, deterministic=deterministic, store=own)
+            heartbeat = None
+            if hasattr(store, "clone"):
+                heartbeat = Heartbeat(_control_store(store), dist.get_rank(), dist.get_world_size())
+            comm = cls(timeout=timeout, deterministic=deterministic, heartbeat=heartbeat)
+            report_unhandled(comm)
+            return comm
         try:
             store, rank, size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
         except Exception as error:
@@ -65,7 +99,23 @@ class ProcessComm(Comm):
                 f"cannot reach the other workers at {host}:{port}: {str(error).splitlines()[0]}. If the port is in "
                 "use, give torchrun another --master-port (or --standalone, which finds a free one)"
             ) from error
-        return cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+        comm = cls.join(store, rank, size, timeout=timeout, deterministic=deterministic)
+        report_unhandled(comm)
+        return comm
+
+    @classmethod
+    def of_group(cls, group: dist.ProcessGroup) -> ProcessComm:
+        """The workers are the processes of a group that the program made."""
+        store = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        heartbeat = None
+        if hasattr(store, "clone"):
+            own = PrefixStore(f"equipoise/group/{group.group_name}/control", store.clone())
+            heartbeat = Heartbeat(own, dist.get_rank(group), dist.get_world_size(group))
+        comm = cls(heartbeat=heartbeat, group=group)
+        report_unhandled(comm)
+        return comm
 
     @classmethod
     def join(
@@ -80,15 +130,18 @@ class ProcessComm(Comm):
         steps: Any = None,
     ) -> ProcessComm:
         """Join a group through a store that all workers reach; heartbeats and counters use `control_store` if given."""
-        backend = "gloo"
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
-            backend = "cpu:gloo,cuda:nccl"
-        limit = datetime.timedelta(seconds=timeout)
         control_store = control_store or _control_store(store)
-        prefixed = PrefixStore(f"equipoise/{_joined}", store)
-        dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=limit)
-        comm = cls(timeout=timeout, deterministic=deterministic, store=control_store, steps=steps)
+        # Before the group: a worker that is lost while it is made is named too.
+        heartbeat = Heartbeat(control_store, rank, size)
+        heartbeat.inside += 1
+        try:
+            join_group(PrefixStore(f"equipoise/{_joined}", store), rank, size, timeout)
+        except RuntimeError as error:
+            lost = peer_lost(heartbeat, error, f"while the group was made (timeout {timeout:g} s)")
+            heartbeat.close()
+            raise lost from error
+        heartbeat.inside -= 1
+        comm = cls(timeout=timeout, deterministic=deterministic, heartbeat=heartbeat, steps=steps)
         comm._owner = True
         return comm
 
@@ -104,10 +157,10 @@ class ProcessComm(Comm):
     def step(self, value: int) -> None:
         """Published at once: a worker may die before it communicates again."""
         self._step = value
-        if self._heartbeat is not None:
-            self._heartbeat.step = value
+        if self._pulse is not None:
+            self._pulse.step = value
         if self._steps is not None:
-            self._steps[self.rank] = value
+            self._steps[self.worker] = value
 
     def computed(self, examples: float) -> float:
         return 0.0
@@ -115,8 +168,10 @@ class ProcessComm(Comm):
     @contextlib.contextmanager
     def _guard(self, call: str) -> Iterator[None]:
         """Turn a failed call into an error that names the missing worker; record its seconds."""
-        if self._heartbeat is not None:
-            self._heartbeat.calls += 1
+        pulse = self._pulse
+        if pulse is not None:
+            pulse.calls += 1
+            pulse.inside += 1
         began = time.perf_counter()
         try:
             yield
@@ -124,17 +179,27 @@ class ProcessComm(Comm):
                 spent = time.perf_counter() - began
                 self.ledger.communicate += spent
                 self.ledger.unattributed += spent  # the loop separates waiting from it at control points
-        except RuntimeError as error:
-            raise self._diagnosis(call, error) from error
+        # An OSError: the memory of a process that is gone cannot be mapped.
+        except (RuntimeError, OSError) as error:
+            waited = time.perf_counter() - began
+            raise self._diagnosis(call, error, waited) from error
+        finally:
+            if pulse is not None:
+                pulse.inside -= 1
 
-    def _diagnosis(self, call: str, error: RuntimeError) -> PeerLost:
-        missing = self._heartbeat.missing() if self._heartbeat is not None else None
-        if missing is None:
-            reason = str(error).splitlines()[0]
-            return PeerLost(f"worker {self.rank} lost the others in {call} at step {self.step}: {reason}")
-        rank, step, status = missing
-        waited = f"worker {self.rank} gave up waiting for it in {call} at step {self.step} (timeout {self.timeout:g} s)"
-        return PeerLost(f"worker {rank} {status}, last seen at step {step}; {waited}", rank, step)
+    def _busy(self, change: int) -> None:
+        if isinstance(self._pulse, Presence):
+            self._pulse.busy += change
+
+    def _diagnosis(self, call: str, error: Exception, waited: float) -> WorkerError:
+        patience = f" (timeout {self.timeout:g} s)" if waited > 0.9 * self.timeout else ""
+        where = f"in {call} at step {self.step}{patience}"
+        if self._heartbeat is None:
+            return PeerLost(f"worker {self.rank} lost the others {where}: {_first_line(error)}")
+        word = last_word(self._heartbeat.store)
+        if word is not None:
+            return word
+        return peer_lost(self._heartbeat, error, where)
 
     def _sum(self, tensor: torch.Tensor) -> None:
         with self._guard("sum"), torch.no_grad():
@@ -142,7 +207,7 @@ class ProcessComm(Comm):
                 self._shared.sum(tensor)
                 return
             if not self.deterministic:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self._group)
                 return
             for block in torch.split(tensor.view(-1), _BLOCK):
                 self._sum_in_rank_order(block)
@@ -165,44 +230,63 @@ class ProcessComm(Comm):
         with self._guard("sum"), torch.no_grad():
             if tensor.device.type == "cpu" and self._shared.all_local:
                 return self._shared.fused_sum(tensor, reduction)
-            return reduce_over_network(tensor, reduction, self.rank, self.size, dist.all_to_all_single)
+            return reduce_over_network(tensor, reduction, self.rank, self.size, self._all_to_all)
 
     def _sum_in_rank_order(self, block: torch.Tensor) -> None:
         """A reduce-scatter in which every worker sums one chunk in rank order, then an all-gather of the chunks."""
         sizes = [block.numel() // self.size + (r < block.numel() % self.size) for r in range(self.size)]
         own = sizes[self.rank]
         parts = block.new_empty(own * self.size)
-        dist.all_to_all_single(parts, block, [own] * self.size, sizes)
+        self._all_to_all(parts, block, [own] * self.size, sizes)
         rows = parts.view(self.size, own)
         total = rows[0].clone()
         for row in rows[1:]:
             total += row
-        dist.all_to_all_single(block, total.repeat(self.size), sizes, [own] * self.size)
+        self._all_to_all(block, total.repeat(self.size), sizes, [own] * self.size)
+
+    def _all_to_all(self, received: torch.Tensor, sent: torch.Tensor, into: list[int], out_of: list[int]) -> None:
+        dist.all_to_all_single(received, sent, into, out_of, group=self._group)
 
     def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._guard("gather"), torch.no_grad():
             if tensor.device.type == "cpu" and self._shared.all_local and tensor.numel():
                 return self._shared.gather(tensor.detach())
             out = tensor.new_empty((self.size, *tensor.shape))
-            dist.all_gather(list(out.unbind(0)), tensor.detach().contiguous())
+            dist.all_gather(list(out.unbind(0)), tensor.detach().contiguous(), group=self._group)
         return out
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
         with self._guard("broadcast"), torch.no_grad():
-            dist.broadcast(tensor, source)
+            dist.broadcast(tensor, self._ranks[source], group=self._group)
 
     def gather_objects(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
         if self.size == 1:
             return [value]
         with self._guard("gather_objects"):
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def leave_loop(self, steps: int) -> None:
+        self._loops += 1
+        if self._heartbeat is None:
+            refuse_uneven(dict(enumerate(self.gather_objects(steps))))
+            return
+        try:
+            if not leave_together(self._heartbeat, self._loops, steps, self.timeout):
+                raise self._diagnosis("the end of the loop", RuntimeError("timed out"), self.timeout)
+        except UnevenSteps as error:
+            self.leave_word(error)
+            raise
+
+    def leave_word(self, error: WorkerError) -> None:
+        if self._heartbeat is not None:
+            leave_word(self._heartbeat.store, error)
 
     def counter(self, name: str, add: int) -> int:
         with self._guard("counter"):
-            assert self._heartbeat is not None, "a counter needs the store of the process group"
-            return int(self._heartbeat.store.add(f"equipoise/counter/{name}", add))
+            assert self._pulse is not None, "a counter needs the store of the process group"
+            return int(self._pulse.store.add(f"equipoise/counter/{name}", add))
 
     def copies(self, tensor: torch.Tensor, peers: Iterable[int]) -> bool:
         return all(self._shared.reaches(peer, tensor) for peer in peers)
@@ -210,14 +294,14 @@ class ProcessComm(Comm):
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         shared = self._shared
         local = {peer: t for peer, t in sorted(incoming.items()) if shared.reaches(peer, t)}
-        remote = [dist.P2POp(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in local]
+        remote = [self._transfer(dist.irecv, t, peer) for peer, t in sorted(incoming.items()) if peer not in local]
         written: dict[int, Segment] = {}
         with self._guard("exchange"), torch.no_grad():
             expected = {peer: shared.expect(peer, tensor) for peer, tensor in local.items()}
             sends: list[Callable[[], Any]] = []  # waits for them
             for peer, tensor in sorted(outgoing.items()):
                 if not shared.reaches(peer, tensor):
-                    remote.append(dist.P2POp(dist.isend, tensor, peer))
+                    remote.append(self._transfer(dist.isend, tensor, peer))
                     continue
                 if id(tensor) not in written:
                     written[id(tensor)] = shared.write(tensor)
@@ -225,18 +309,53 @@ class ProcessComm(Comm):
             sends += [work.wait for work in _start(remote)]
         return _ProcessExchange(self, incoming, sends, expected, list(written.values()))
 
+    def fail(self, error: BaseException) -> None:
+        """This worker ends with an error of its own: tell the others, who would take it for dead."""
+        if self._heartbeat is not None and not isinstance(error, PeerLost):
+            self._heartbeat.fail(f"{FAILED} ({type(error).__name__}: {_first_line(error)})")
+
+    def _transfer(self, operation: Callable[..., Any], tensor: torch.Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(operation, tensor, self._ranks[peer], self._group)
+
+    def configure(self, *, timeout: float | None = None, deterministic: bool | None = None) -> None:
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if timeout is not None:
+            self.timeout = timeout
+            self._shared.set_timeout(timeout)
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout), self._group)
+
     def close(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.close()
+        if self._pulse is not None:
+            self._pulse.close()
         if self._owner and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def peer_lost(heartbeat: Heartbeat, error: Exception, where: str) -> PeerLost:
+    """The error that names the missing worker. where: the call in which this one noticed."""
+    own, missing = heartbeat.rank, find_missing(heartbeat, closed="onnection" in str(error))
+    if missing is None:
+        heartbeat.fail(f"{FAILED} ({type(error).__name__}: {_first_line(error)})")
+        return PeerLost(f"worker {own} lost the others {where}: {_first_line(error)}")
+    heartbeat.fail(LOST)
+    found = f"worker {missing.rank} {missing.status}, last seen at step {missing.step}"
+    if missing.rank == own:
+        found = f"the other workers have given up this one: {found}"
+    else:
+        found += f"; worker {own} gave up waiting for it {where}"
+    return PeerLost(found, missing.rank, missing.step)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _start(operations: list[dist.P2POp]) -> list[Any]:
     """The works of sends and receives. Only nccl needs them as a batch; for gloo the checks of one cost time."""
     if any(operation.tensor.device.type != "cpu" for operation in operations):
         return dist.batch_isend_irecv(operations)
-    return [operation.op(operation.tensor, operation.peer) for operation in operations]
+    return [operation.op(operation.tensor, operation.peer, operation.group) for operation in operations]
 
 
 class _ProcessExchange(Pending):

@@ -50,13 +50,21 @@ class Expected:
 class SharedMemory:
     """One worker's access to shared memory: peers on the same host, its own segments, and those of peers."""
 
-    def __init__(self, rank: int, size: int, gather_objects: Callable[[Any], list[Any]], timeout: float):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        gather_objects: Callable[[Any], list[Any]],
+        timeout: float,
+        given_up: Callable[[], bool] = bool,
+        otherwise: GlooNotices | None = None,
+    ):
         self.rank, self.size, self._gather_objects = rank, size, gather_objects
         rows = gather_objects((host_id(), os.getpid()))
         here = rows[rank][0]
         self.pids = {r: pid for r, (host, pid) in enumerate(rows) if host and host == here}  # of this host, by rank
         self.all_local = len(self.pids) == size
-        self._notices = self._make_notices(timeout)
+        self._notices = self._make_notices(timeout, given_up) or otherwise or GlooNotices()
         self._own: dict[int, list[Segment]] = {}  # by size, the least recently used first
         self._mapped: dict[tuple[int, int], Segment] = {}  # of peers, by rank and handle
         self._expected: dict[int, deque[Expected]] = {}  # by peer: messages not yet read, in order
@@ -68,8 +76,8 @@ class SharedMemory:
         self._half_bytes = 0  # of this size,
         self._last_half = 0  # this one used last
 
-    def _make_notices(self, timeout: float) -> Notices:
-        """Counters in shared memory if every worker can use them with all others of its host, otherwise gloo."""
+    def _make_notices(self, timeout: float, given_up: Callable[[], bool]) -> Notices | None:
+        """Counters in shared memory, if every worker can use them with all others of its host."""
         board = CounterNotices.board(len(self.pids)) if self.pids and CounterNotices.possible() else None
         handles = self._gather_objects(board.handle if board is not None else None)
         boards: dict[int, Segment] = {}
@@ -81,8 +89,13 @@ class SharedMemory:
             boards.clear()
         # Also a barrier: no owner may close its board before all have mapped it.
         if all(self._gather_objects(len(boards) == len(self.pids))) and boards:
-            return CounterNotices(self.rank, boards, self.pids, timeout)
-        return GlooNotices()
+            return CounterNotices(self.rank, boards, self.pids, timeout, given_up)
+        return None
+
+    def set_timeout(self, timeout: float) -> None:
+        """How long to wait for another worker from now on."""
+        if isinstance(self._notices, CounterNotices):
+            self._notices.timeout = timeout
 
     def reaches(self, peer: int, tensor: torch.Tensor) -> bool:
         """Does a tensor travel through shared memory? Both ends decide alike, from what both know."""

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..core.errors import WorkerError
+from ..core.errors import PeerLost, WorkerError
 from ..simulate.cluster import Cluster, Traffic
 from ..simulate.failures import FailureModel
+from ..simulate.spells import Spell
 from .base import Comm, Pending, Stream
 from .fused_reduction import FusedReduction, fused_cost, reduce_in_memory
-from .scheduler import Scheduler, VirtualWorker
+from .leaving import refuse_uneven
+from .scheduler import LEAVES, Abort, Scheduler, VirtualWorker, raise_if_uneven
 
 _BLOCK = 1 << 15  # elements summed at once: fits in the cache of a core
 Part = TypeVar("Part")  # what one worker brings to a collective
@@ -24,12 +26,20 @@ Result = TypeVar("Result")  # what one worker receives from it
 class World:
     """What virtual workers share: the scheduler, the cluster, messages in flight, and the current collective."""
 
-    def __init__(self, size: int, cluster: Cluster | None = None):
+    def __init__(
+        self,
+        size: int,
+        cluster: Cluster | None = None,
+        scheduler: Scheduler | None = None,
+        workers: list[VirtualWorker] | None = None,
+    ):
         self.cluster = cluster or Cluster.uniform(size)
         assert self.cluster.size == size
         self.size = size
-        self.scheduler = Scheduler(size, self.cluster.described)
-        self.workers = self.scheduler.workers
+        self.scheduler = scheduler or Scheduler(size, self.cluster.described)
+        self.workers = self.scheduler.workers if workers is None else workers  # by rank
+        self.broken: PeerLost | None = None  # a worker was lost: no call of this world can end,
+        self.noticed = 0.0  # as its workers know from this simulated second on
         self.collective = ""  # the call that workers are in
         self.arrived: dict[int, Any] = {}  # what each worker brought to it, by rank
         # Messages by source, target and number, with their departure and arrival.
@@ -50,10 +60,12 @@ class VirtualComm(Comm):
     virtual = True
 
     def __init__(self, world: World, worker: VirtualWorker):
-        super().__init__(worker.rank, world.size)
+        super().__init__(world.workers.index(worker), world.size)
         self._world, self._worker = world, worker
         self.described = world.cluster.described
         self._failures: FailureModel | None = None  # made at the first use, when the seed of the run is known
+        self.after_compute: Callable[[], None] | None = None  # where the virtual membership ends a worker
+        self.leave: Callable[[Spell], None] | None = None  # likewise, at a failure; None: the others wait for it
         worker.ledger = self.ledger
 
     @property
@@ -64,7 +76,31 @@ class VirtualComm(Comm):
     def now(self, value: float) -> None:
         self._worker.now = value
 
+    def _refuse_broken(self) -> None:
+        """A comm of a world that has lost a worker is of no further use."""
+        if self._worker.lost:
+            raise Abort
+        interrupted, self._worker.interrupted = self._worker.interrupted, False
+        broken = self._world.broken
+        if broken is not None:
+            noticed = max(self._world.noticed, self.now)
+            self._worker.wait_until(noticed, noticed)
+            raise PeerLost(str(broken), broken.rank, broken.step)
+        assert not interrupted, "a worker was interrupted and its world is whole"
+
+    def _switch(self) -> None:
+        """Hand over; where this worker had to wait, what it waited for has come, or it never will."""
+        self._world.scheduler.switch(self._worker)
+        if self._worker.interrupted:
+            self._refuse_broken()
+
     def computed(self, examples: float) -> float:
+        seconds = self._compute(examples)
+        if self.after_compute is not None and self.ledger.counting:
+            self.after_compute()
+        return seconds
+
+    def _compute(self, examples: float) -> float:
         world, me = self._world, self._worker
         seconds = world.cluster.compute(self.rank, examples)
         if not self.ledger.counting:
@@ -73,16 +109,20 @@ class VirtualComm(Comm):
             me.now += seconds
             return seconds
         if self._failures is None:
-            self._failures = FailureModel(world.cluster, self.rank, self.seed)
-        seconds *= self._failures.factor(self.step)
+            self._failures = FailureModel(world.cluster, self.rank, self.seed, me.id)
+        work = seconds * self._failures.factor(self.step)
+        now, seconds, away = self._failures.finish(me.now, work, returns=self.leave is None)
+        failures = self._failures.outages(max(self.ledger.alive, me.entered), now)
+        if failures and self.leave is not None:
+            # A failure during a wait takes effect with the next gradient.
+            me.now = max(me.now, failures[0].start)
+            self.leave(failures[0])
+        me.now = now
         self.ledger.compute += seconds
-        me.now += seconds
-        # A failure during a wait takes effect with the next gradient; a worker under repair does not fail again.
-        if failures := self._failures.count(self.ledger.alive, me.now):
-            self.ledger.failures += failures
-            self.ledger.wait += failures * self._failures.repair
-            me.now += failures * self._failures.repair
-        self.ledger.alive = me.now
+        self.ledger.wait += away
+        self.ledger.failures += len(failures)
+        self.absences += [(failure.start, failure.end) for failure in failures]
+        self.ledger.alive = now
         return seconds
 
     def _collective(
@@ -95,7 +135,9 @@ class VirtualComm(Comm):
         """Wait for all workers; the last to arrive combines the parts. Ends `seconds` after the last arrival."""
         world, me = self._world, self._worker
         me.step = self.step
+        self._refuse_broken()
         if world.arrived and world.collective != call:
+            raise_if_uneven(world.workers)
             raise WorkerError(
                 f"worker {self.rank} calls {call} while the others are in {world.collective}: all workers must make "
                 "the same calls in the same order",
@@ -118,7 +160,7 @@ class VirtualComm(Comm):
                     world.scheduler.wake(w)
         else:
             me.ready, me.waits_for = False, f"in {call}"
-        world.scheduler.switch(me)
+        self._switch()
         combined: Result = me.result
         return combined
 
@@ -190,9 +232,20 @@ class VirtualComm(Comm):
         with self.uncounted():
             return self._collective("gather_objects", pickle.dumps(value), combine, lambda cluster: 0.0)
 
+    def leave_loop(self, steps: int) -> None:
+        self._worker.left = steps
+        with self.uncounted():
+            taken = self._collective(LEAVES, steps, lambda parts: [parts] * len(parts), lambda cluster: 0.0)
+        self._worker.left = None
+        refuse_uneven(dict(enumerate(taken)))
+
+    def leave_word(self, error: WorkerError) -> None:
+        """The scheduler ends all workers with the first error."""
+
     def counter(self, name: str, add: int) -> int:
         self._worker.step = self.step
-        self._world.scheduler.switch(self._worker)
+        self._refuse_broken()
+        self._switch()
         self._world.counters[name] = self._world.counters.get(name, 0) + add
         return self._world.counters[name]
 
@@ -203,6 +256,7 @@ class VirtualComm(Comm):
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         world, copies = self._world, {}
         self._worker.step = self.step
+        self._refuse_broken()
         arrivals: dict[int, float] = {}
         if self.ledger.counting:
             sizes = {peer: tensor.nbytes for peer, tensor in outgoing.items()}
@@ -223,6 +277,9 @@ class VirtualComm(Comm):
         world.requested.update((peer, self.rank) for peer in incoming)
         return _VirtualExchange(self, incoming, numbers)
 
+    def configure(self, *, timeout: float | None = None, deterministic: bool | None = None) -> None:
+        """Virtual workers wait for nothing, and always sum in rank order."""
+
     def close(self) -> None:
         pass
 
@@ -234,12 +291,13 @@ class _VirtualExchange(Pending):
 
     def arrive(self) -> Mapping[int, torch.Tensor]:
         comm, world, me = self.comm, self.comm._world, self.comm._worker
+        comm._refuse_broken()
         numbers, self.numbers = self.numbers, {}  # a second wait has no message left to wait for
         me.awaited = {(peer, n) for peer, n in numbers.items() if (peer, comm.rank, n) not in world.mail}
         if me.awaited:
             me.ready = False
             me.waits_for = f"for a message from {sorted(peer for peer, _ in me.awaited)}"
-        world.scheduler.switch(me)
+        comm._switch()
         messages, last = {}, (0.0, 0.0)
         for peer, number in numbers.items():
             tensor = self.incoming[peer]

@@ -19,7 +19,9 @@ def explain(rows: list[Row], criterion: Criterion, reference: str) -> str:
     if not finished:
         return "Every choice failed: the table says why."
     complete = [row for row in finished if row.complete]
-    if criterion.until is None:
+    if criterion.by == "goodput":
+        parts = [_by_goodput(finished, criterion, reference)]
+    elif criterion.until is None:
         parts = [_by_metric(finished, criterion)]
     elif not complete:
         parts = [_none_complete(finished, criterion)]
@@ -115,6 +117,22 @@ def _by_metric(rows: list[Row], criterion: Criterion) -> str:
         close = second.rank == first.rank or within_spread(first.metric, second.metric)
         text += f"; the next, {second.name}, has {second.metric.format()}" + (": no clear winner" if close else "")
     return f"{text}. No target was set: with --until accuracy=0.85 the times to it are compared."
+
+
+def _by_goodput(rows: list[Row], criterion: Criterion, reference: str) -> str:
+    first = rows[0]
+    text = f"{first.name} has the highest goodput: {first.goodput.format()} examples per {criterion.unit} that count"
+    if len(rows) > 1:
+        second = rows[1]
+        factor = _times(first.goodput.mean / second.goodput.mean)
+        close = second.rank == first.rank or within_spread(first.goodput, second.goodput)
+        text += f"; the next, {second.name}, has {second.goodput.format()}"
+        text += ": no clear winner" if close else f" ({factor} as much)"
+    base = next((row for row in rows[2:] if row.name == reference), None)
+    if base is not None:
+        factor = _times(first.goodput.mean / base.goodput.mean)
+        text += f"; {base.name} has {base.goodput.format()} ({factor} as much)"
+    return f"{text}."
 
 
 def within_spread(one: Spread, two: Spread) -> bool:

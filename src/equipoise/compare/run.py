@@ -25,6 +25,7 @@ def compare(
     jobs: int | None = None,
     quiet: bool = False,
     title: str = "",
+    by: str = "time",
 ) -> int:
     """Run everything that is not done yet, then print and write the ranking. Returns the exit code."""
     if under_torchrun():
@@ -34,7 +35,7 @@ def compare(
     with locked(out):
         runs = plan(keep_cluster(combinations, out), seeds, out)
         survey(runs)
-        criterion = criterion_of(runs)
+        criterion = criterion_of(runs, by)
         already_done = sum(run.state == "done" for run in runs)
         if already_done and not quiet:
             print(f"{already_done} of {len(runs)} runs are already done and are not repeated", file=sys.stderr)

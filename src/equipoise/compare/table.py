@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.errors import UserError
+from ..core.errors import UserError, did_you_mean
 from ..loop.until import Until
 
 if TYPE_CHECKING:
@@ -18,12 +18,16 @@ SPENT = ("compute", "wait", "communicate")
 _CLOCKS = {"simulated_seconds": "simulated s", "seconds": "s", "samples": "examples"}
 
 
+RANKINGS = ("time", "goodput")
+
+
 class Criterion(NamedTuple):
-    """How choices are ranked: by which clock, to which target, by which metric."""
+    """How choices are ranked: by which clock, to which target, by which metric; or by goodput."""
 
     name: str  # a key of result.json
     until: Until | None
     metric: str
+    by: str = "time"
 
     @property
     def unit(self) -> str:
@@ -71,6 +75,7 @@ class Row:
     rounds: Spread = field(default_factory=lambda: Spread.of([]))
     samples: Spread = field(default_factory=lambda: Spread.of([]))
     metric: Spread = field(default_factory=lambda: Spread.of([]))
+    goodput: Spread = field(default_factory=lambda: Spread.of([]))  # examples that count per second, of whole runs
     spent: dict[str, float] = field(default_factory=dict)  # seconds of the average worker: compute, wait, communicate
 
     @property
@@ -88,15 +93,19 @@ class Row:
         return self.metric.size > 0
 
 
-def criterion_of(runs: list[PlannedRun]) -> Criterion:
+def criterion_of(runs: list[PlannedRun], by: str = "time") -> Criterion:
     """Simulated seconds on a described cluster, wall-clock seconds on processes, examples on virtual workers alone."""
+    if by not in RANKINGS:
+        raise UserError(f"--rank-by {by}: {did_you_mean(by, [*RANKINGS])}")
     plain = runs[0].recipe.plain()
     if len({run.recipe.plain()["until"] for run in runs}) > 1:
         raise UserError("all recipes must share one target, but they have several: give --until")
     until = Until.parse(plain["until"]) if plain["until"] is not None else None
     clock = "simulated_seconds" if plain["cluster"] is not None else "samples" if plain["virtual"] else "seconds"
     metric = until.metric if until is not None else "accuracy"
-    return Criterion(clock, until, metric)
+    if by == "goodput" and clock == "samples":
+        raise UserError("--rank-by goodput needs a clock: describe a cluster (--cluster FILE) or use --processes")
+    return Criterion(clock, until, metric, by)
 
 
 def rows_of(runs: list[PlannedRun], criterion: Criterion) -> list[Row]:
@@ -122,7 +131,14 @@ def summarise(name: str, runs: list[PlannedRun], criterion: Criterion) -> Row:
     row.metric = Spread.of(metric_of(result, criterion.metric)[1] for result in results)
     if criterion.name != "samples":
         row.spent = spent_of(results)
+        row.goodput = Spread.of(goodput_of(result, criterion.name) for result in results)
     return row
+
+
+def goodput_of(result: dict[str, Any], clock: str) -> float:
+    """Examples that count per second. What was dropped because a worker was lost is not among the samples."""
+    seconds = float(result[clock])
+    return float(result["samples"]) / seconds if seconds > 0 else math.nan
 
 
 def metric_of(result: dict[str, Any], metric: str) -> tuple[str, float]:
@@ -141,12 +157,17 @@ def spent_of(results: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def ranked(rows: list[Row], criterion: Criterion) -> list[Row]:
-    """Ranks: target reached with every seed, by time; with some seeds; with none, by metric; failed runs last."""
+    """Ranks: target reached with every seed, by time; with some seeds; with none, by metric; failed runs last.
+
+    By goodput, whatever was reached, where the criterion says so.
+    """
     sign = -1.0 if criterion.metric == "accuracy" else 1.0
 
     def key(row: Row) -> tuple[float, ...]:
         if not row.finished:
             return (3.0,)
+        if criterion.by == "goodput":
+            return (0.0, -row.goodput.mean)
         if row.complete:
             return (0.0, row.time.mean, row.bytes.mean)
         if row.reached:
@@ -175,7 +196,7 @@ def cells(rows: list[Row], criterion: Criterion) -> tuple[list[str], list[list[s
         "wait",
     ]
     if criterion.name != "samples":
-        head.insert(3, "examples")
+        head[3:3] = ["examples", "examples/s"]
     body = []
     for row in rows:
         if not row.finished:
@@ -193,7 +214,7 @@ def cells(rows: list[Row], criterion: Criterion) -> tuple[list[str], list[list[s
             f"{row.waiting:.0%}" if row.spent else "",
         ]
         if criterion.name != "samples":
-            line.insert(3, row.samples.format())
+            line[3:3] = [row.samples.format(), row.goodput.format()]
         body.append(line)
     empty = [i for i in range(3, len(head)) if not any(line[i] for line in body)]
     if criterion.until is None:

@@ -15,7 +15,7 @@ from ..observe.observer import plain
 from .plan import PlannedRun
 from .table import Criterion, Row
 
-_NUMBERS = ("time", "bytes", "rounds", "samples", "metric")
+_NUMBERS = ("time", "bytes", "rounds", "samples", "metric", "goodput")
 
 
 def write_files(
@@ -29,6 +29,7 @@ def write_files(
     content: dict[str, Any] = {
         "until": str(criterion.until) if criterion.until is not None else None,
         "measure": criterion.name,
+        "ranked_by": criterion.by,
         "metric": criterion.metric,
         "sentence": explanation,
         "rows": [asdict(row) | {name: getattr(row, name)._asdict() for name in _NUMBERS} for row in rows],
@@ -58,7 +59,8 @@ def write_files(
 
 def as_csv(rows: list[Row], criterion: Criterion) -> str:
     titles = {"time": criterion.name, "metric": criterion.metric}
-    columns = [(name, part) for name in _NUMBERS if titles.get(name) != "samples" for part in ("mean", "deviation")]
+    left_out = {"time", "goodput"} if criterion.name == "samples" else set()
+    columns = [(name, part) for name in _NUMBERS if name not in left_out for part in ("mean", "deviation")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(

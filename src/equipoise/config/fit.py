@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..wire.base import Wire
 
 BUFFERS = ("local", "average", "recompute")
-NONFINITE = ("stop", "skip")
+NONFINITE = ("stop", "skip", "leave-out")
+_SIZES = 32  # most workers for which every graph is looked at before an elastic run begins
 
 
 def check_fit(
@@ -29,6 +30,7 @@ def check_fit(
     partition: Partition | None = None,
     wire: Wire | None = None,
     workers: int | None = None,
+    drop_last: bool = False,
 ) -> None:
     """Refuse choices that cannot work together, with the fix.
 
@@ -45,10 +47,55 @@ def check_fit(
         )
     if not period.lockstep and remeasured:
         raise UserError("remeasure needs workers that end their epochs together: use period every, or remeasure 0")
+    if partition is not None and order is not None:
+        check_claims(partition, order, drop_last)
     if workers is not None and workers > 1:
         sync.check_graph(workers)
+        sync.check_world(workers)
         if wire is not None and not wire.plain:
             _check_wire(sync, wire, workers)
+
+
+def check_claims(partition: Partition, order: Order, drop_last: bool) -> None:
+    """Where workers claim batches of one list: a list that is the same for all, and has all examples."""
+    if partition.claimed and order.watches:
+        raise UserError(
+            f"{name_of(order)} learns the order of a block that its worker owns, and {name_of(partition)} hands out "
+            "batches of one list: use reshuffle, or partition iid"
+        )
+    if partition.claimed and drop_last:
+        raise UserError(f"drop_last leaves examples out, and {name_of(partition)} hands out each one: drop one of them")
+
+
+def check_elastic(
+    least: int,
+    most: int,
+    *,
+    period: Period,
+    sync: Sync,
+    wire: Wire | None = None,
+    batch: Batch | None = None,
+    partition: Partition | None = None,
+) -> None:
+    """Refuse choices that need a fixed number of workers, or one that `least` to `most` workers cannot have."""
+    if not (period.lockstep or (partition is not None and partition.claimed)):
+        raise UserError(
+            f"{type(period).__name__} lets each worker go through its own block, of which the others know nothing when "
+            "it is lost: use partition queue, or a period such as every, with elastic"
+        )
+    for axis, method in (("batch", batch), ("partition", partition)):
+        for name in ("size", "speeds"):
+            if isinstance(getattr(method, name, None), list):
+                raise UserError(f"{axis}.{name} lists a number for each worker, and with elastic workers come and go")
+    if partition is not None and name_of(partition) == "from-file":
+        raise UserError("a partition file is made for one number of workers: use another partition with elastic")
+    for workers in range(max(least, 2), min(most, _SIZES) + 1):
+        try:
+            sync.check_graph(workers)
+            if wire is not None and not wire.plain:
+                _check_wire(sync, wire, workers)
+        except UserError as error:
+            raise UserError(f"elastic = {least}:{most}, but with {workers} workers: {error}") from None
 
 
 def _check_sync(period: Period, sync: Sync) -> None:
@@ -97,7 +144,7 @@ def check_settings(*, buffers: str, nonfinite: str, seed: int) -> None:
     if buffers not in BUFFERS:
         raise UserError(f"buffers = {buffers!r}: one of {', '.join(BUFFERS)}")
     if nonfinite not in NONFINITE:
-        raise UserError(f"nonfinite = {nonfinite!r}: stop or skip")
+        raise UserError(f"nonfinite = {nonfinite!r}: one of {', '.join(NONFINITE)}")
     if seed < 0:
         raise UserError(f"seed = {seed}: must not be negative")
 

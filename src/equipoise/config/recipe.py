@@ -21,7 +21,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.toml import read_toml
 from . import defaults
 from .fingerprint import flattened
-from .registry import AXES, names
+from .registry import AXES, names, takes_function
 from .settings import LENGTHS, SETTINGS, checked
 
 # The option that a bare number stands for.
@@ -124,8 +124,12 @@ class Recipe:
         """The resolved recipe as TOML, with the versions in use; loading it gives the same recipe."""
         import tomli_w
 
+        return tomli_w.dumps(self.table())
+
+    def table(self) -> dict[str, Any]:
+        """The resolved recipe in plain values, with the versions in use; `from_dict` gives the same recipe."""
         table = self.resolved() | {"versions": versions()}
-        return tomli_w.dumps({k: _without_none(v) for k, v in table.items() if v is not None})
+        return {k: _without_none(v) for k, v in table.items() if v is not None}
 
     def dump(self, path: str | Path) -> None:
         """Write `text` to a file, whole or not at all."""
@@ -172,8 +176,9 @@ def _choice(axis: str, value: Any, before: Choice, where: str) -> Choice:
     if not isinstance(name, str):
         takes = "a name or a number" if axis in SHORT else "a name"
         raise UserError(f"{where} = {name!r}: takes {takes}, or a table with `name` and options")
-    name = name.replace("_", "-")
-    if name not in names(axis):
+    own = takes_function(axis, name)
+    name = name if own else name.replace("_", "-")
+    if not own and name not in names(axis):
         raise UserError(f"{where}: unknown {axis} {name!r}: {did_you_mean(name, names(axis))}")
     # The options of another method mean nothing for this one.
     kept = before.options if before.name in (None, name) else {}

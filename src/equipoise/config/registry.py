@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.errors import UserError, did_you_mean
+from ..core.user_function import is_function
 
 AXES = ("partition", "order", "batch", "period", "topology", "sync", "wire", "data", "model")
 GROUP = "equipoise.methods"  # of entry points
@@ -80,13 +81,21 @@ def find(axis: str, name: str) -> Entry:
 
 
 def get(axis: str, name: str) -> type:
-    """The class behind a name."""
+    """The class behind a name, or behind `package.module:function` for data and models."""
+    if takes_function(axis, name):
+        made: type = importlib.import_module(f"equipoise.{_FOLDERS.get(axis, axis)}.user").named(name)
+        return made
     entry = find(axis, name)
     if (axis, entry.name) in _registered:
         return _registered[axis, entry.name][1]
     module, cls = entry.target.split(":")
     target: type = getattr(importlib.import_module(module), cls)
     return target
+
+
+def takes_function(axis: str, name: str) -> bool:
+    """Does this name a function of the user's own?"""
+    return axis in ("data", "model") and is_function(name)
 
 
 def folder_of(axis: str) -> Path:
@@ -176,6 +185,8 @@ def exporter(axis: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return getattr(importlib.import_module(module), name)
 
     def dir_() -> list[str]:
-        return sorted({*vars(importlib.import_module(package)), *exports(axis)})
+        # What a user may choose or build on: neither the modules that were imported so far nor what they use.
+        held = vars(importlib.import_module(package)).items()
+        return sorted({*(name for name, value in held if isinstance(value, type)), *exports(axis)})
 
     return getattr_, dir_

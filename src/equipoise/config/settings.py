@@ -49,6 +49,24 @@ _TABLE = [
     ),
     Setting("deterministic", bool, False, "sum in rank order: bit-equal runs", _WHO),
     Setting("timeout", float, 300.0, "seconds to wait for a silent worker", _WHO, above=0),
+    Setting(
+        "elastic",
+        str,
+        None,
+        "let workers be lost and join: MIN:MAX of them, or MIN alone (default: the first loss ends the run)",
+        _WHO,
+    ),
+    Setting("deadline", float, 30.0, "with --elastic: seconds until a silent worker is left out", _WHO, above=0),
+    Setting("respawn", int, 0, "with --elastic: how many lost local workers are started again", _WHO, least=0),
+    Setting("listen", str, None, "with --elastic: HOST:PORT for other hosts to join (default: this host alone)", _WHO),
+    Setting(
+        "snapshot_every",
+        int,
+        16,
+        "with --elastic: steps that a loss may cost where every step has a round; elsewhere it is one round",
+        _WHO,
+        least=1,
+    ),
     Setting("slow", str, None, "slow workers down, to try out unequal ones: a factor each, such as 1,1,2,4", _WHO),
     Setting(
         "epochs",
@@ -62,11 +80,19 @@ _TABLE = [
     Setting("samples", int, None, "examples consumed by all workers", _LENGTH, least=1),
     Setting("budget", str, None, "time, such as 90s or 10m; simulated time with --cluster", _LENGTH),
     Setting("until", str, None, "a target, such as accuracy=0.85 or loss=0.3, at an evaluation", _LENGTH),
+    Setting("loss", str, None, "package.module:function, or model if it returns its own (default: by the task)", _STEP),
     Setting("seed", int, 0, "seed of everything that is drawn", _STEP, least=0),
     Setting("micro", int, None, "most examples per forward pass; larger batches are accumulated", _STEP, least=1),
     Setting("clip", float, None, "clip the gradient to this norm", _STEP, above=0),
     Setting("autocast", str, "none", "compute in lower precision", _STEP, choices=("none", "bfloat16")),
-    Setting("nonfinite", str, "stop", "what to do on a NaN or infinity", _STEP, choices=("stop", "skip")),
+    Setting(
+        "nonfinite",
+        str,
+        "stop",
+        "on a NaN or infinity in one worker: stop, skip its step, or leave it out of the round",
+        _STEP,
+        choices=("stop", "skip", "leave-out"),
+    ),
     Setting("buffers", str, "local", "BatchNorm statistics", _STEP, choices=("local", "average", "recompute")),
     Setting("drop_last", bool, False, "leave out the last, smaller batch of an epoch", _STEP),
     Setting("optimizer", str, "sgd", "on every worker", _OPT, choices=("sgd", "adam", "adamw")),
@@ -114,7 +140,7 @@ def checked(name: str, value: Any, where: str) -> Any:
         value = float(value)
     elif setting.kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 1e6 is a handy way to write a whole number
-    elif name == "budget" and number:
+    elif name in ("budget", "elastic") and number:
         value = str(value)
     fits = isinstance(value, setting.kind) and isinstance(value, bool) == (setting.kind is bool)
     if not fits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-_OF_THE_STEP = ("loss", "largest_batch")  # known only while a step is taken
+_OF_THE_STEP = ("loss", "largest_batch", "sound")  # known only while a step is taken
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Clock:
     due: bool = False  # does a round belong to it?
     batch: int = 0  # examples in this worker's gradient; 0 for a worker that has none left
     lr: float = 0.0
+    sound: bool = True  # are this worker's model and state finite?
     loss: float = math.nan  # of this worker's batch, where the loop knows it
     largest_batch: float = 1.0  # of all workers; gradients are weighted in units of it
 

@@ -60,6 +60,7 @@ class Context:
     optimizer: torch.optim.Optimizer | None = None
     clip: float | None = None  # the norm to which the loop clips gradients
     averages: str = ""  # what a round of the sync averages anyway: "gradient", "parameters" or neither
+    lockstep: bool = True  # is it known before a step whether a round follows?
     fresh_gradients: FreshGradients | None = None  # gradients on examples drawn for a measurement
     example_gradients: Callable[[int], list[torch.Tensor]] | None = None  # of so many examples of this step's batch
     emit: Callable[..., None] = no_op_emit  # emit(event, **fields) writes a line to the events

@@ -49,6 +49,33 @@ class PeerLost(WorkerError):
     """A worker could not reach another one: the fault lies with the other."""
 
 
+class UnevenSteps(WorkerError):
+    """A worker has left its loop, and another one waits for it in a further step."""
+
+    @classmethod
+    def between(cls, left: int, steps: int, other: int, step: int) -> UnevenSteps:
+        return cls(
+            f"worker {left} has left its loop after {steps} steps and worker {other} is at step {step}: all workers "
+            "must take the same number of steps; eq.Sampler sees to that",
+            left,
+            steps,
+        )
+
+
+class TooFew(WorkerError):
+    """Fewer workers are left than the run may go on with."""
+
+
+class Left(WorkerError):
+    """This worker was asked to leave a run that goes on without it."""
+
+    code = 143
+
+
+class LeftOut(WorkerError):
+    """A worker that waits to take part in a run will not be let in: it is full, or it has ended."""
+
+
 class NonFinite(WorkerError):
     """The loss or the gradient is NaN or infinite."""
 

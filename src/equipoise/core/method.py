@@ -77,7 +77,11 @@ class Method(Configurable):
     """A choice on an axis. Final here: binding and state. A method fills `init_state`."""
 
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes that a checkpoint keeps
+    LATE: ClassVar[dict[str, type]] = {}  # what becomes of entries that are None at first; of STATE itself: tensors
     HEALTH: ClassVar[tuple[str, ...]] = ()  # attributes (numbers) that the events show
+    # When workers are lost or join, state starts afresh, except for
+    COMMON: ClassVar[tuple[str, ...]] = ()  # attributes that are the same on all workers: newcomers receive them,
+    OWN: ClassVar[tuple[str, ...]] = ()  # and attributes of one worker that stay true: it keeps them
 
     @abstractmethod
     def init_state(self) -> None:

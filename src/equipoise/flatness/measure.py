@@ -47,7 +47,7 @@ class Flatness:
 
 def measure(
     model: nn.Module,
-    loss: Callable[[Any, Any], torch.Tensor],
+    loss: Callable[[Any, Any], torch.Tensor] | None,
     data: Any,
     *,
     examples: int | None = 1024,

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss, moved
 
 
 class Estimate(NamedTuple):
@@ -35,7 +36,7 @@ class Surface:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any, Any], torch.Tensor],
+        loss: Callable[[Any, Any], torch.Tensor] | None,
         data: Any,
         *,
         examples: int | None = None,
@@ -43,7 +44,7 @@ class Surface:
         chunk: int = 256,
     ):
         source = data if isinstance(data, Source) else Source(data)
-        self.model, self.criterion, self.source = model, loss, source
+        self.model, self.training_loss, self.source = model, TrainingLoss(loss), source
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
             raise UserError("the model has no trainable parameter: set requires_grad=True on what should be measured")
@@ -112,8 +113,8 @@ class Surface:
         device = self.parameters[0].device
         for start in range(0, len(indices), self.chunk):
             part = indices[start : start + self.chunk]
-            inputs, targets = self.source.batch(part)
-            yield self.criterion(self.model(inputs.to(device)), targets.to(device)), len(part) / len(indices)
+            batch = moved(self.source.batch(part), device)
+            yield self.training_loss(self.model, batch), len(part) / len(indices)
 
     def _flat(self, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         pairs = zip(tensors, self.parameters, strict=True)

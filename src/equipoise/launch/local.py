@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import FileStore
@@ -86,17 +86,12 @@ def _child(
     steps: memoryview,
     rng_state: Any,
 ) -> None:
-    torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
-    random.setstate(rng_state)  # Python reseeds it after a fork; torch and numpy keep the parent's state
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards Ctrl-C as SIGUSR1
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its handlers are not for this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    begin_child(rng_state)
     comm = None
     try:
         from ..comm.process import ProcessComm
 
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this host: no name to look up
+        use_loopback()
         store, control_store = FileStore(f"{folder}/rendezvous"), FolderStore(folder)
         comm = ProcessComm.join(
             store, rank, size, timeout=timeout, deterministic=deterministic, control_store=control_store, steps=steps
@@ -108,20 +103,45 @@ def _child(
         pipe.send_bytes(pickle.dumps(("done", result)))
         comm.close()
     except BaseException as error:
-        step = getattr(error, "step", None)
-        report = {
-            "type": type(error).__name__,
-            "message": str(error),
-            "trace": traceback.format_exc(),
-            "step": step if isinstance(step, int) else getattr(comm, "step", 0),
-            "victim": isinstance(error, PeerLost),
-            "blames": getattr(error, "rank", None),
-        }
-        pipe.send_bytes(pickle.dumps(("failed", report)))
+        if comm is not None:
+            comm.fail(error)
+        pipe.send_bytes(pickle.dumps(("failed", report_of(error, getattr(comm, "step", 0)))))
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # skips the parent's exit handlers
+        end_child()
+
+
+def begin_child(rng_state: Any) -> None:
+    """Make a forked process a worker."""
+    torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
+    random.setstate(rng_state)  # Python reseeds it after a fork; torch and numpy keep the parent's state
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards Ctrl-C as SIGUSR1
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its handlers are not for this process
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def use_loopback() -> None:
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this host: no name to look up
+
+
+def end_child() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # skips the parent's exit handlers
+
+
+def report_of(error: BaseException, step: int) -> dict[str, Any]:
+    """An error of a worker, as its launcher needs to know it."""
+    own = getattr(error, "step", None)
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "trace": traceback.format_exc(),
+        "step": own if isinstance(own, int) else step,
+        "victim": isinstance(error, PeerLost),
+        "blames": getattr(error, "rank", None),
+    }
 
 
 def _collect(children: list[Any], pipes: list[Connection], steps: memoryview) -> list[Any]:
@@ -139,7 +159,7 @@ def _collect(children: list[Any], pipes: list[Connection], steps: memoryview) ->
                 kind, value = pickle.loads(pipes[rank].recv_bytes())
             except (EOFError, ConnectionResetError):
                 children[rank].join()
-                failures[rank] = _death(rank, children[rank].exitcode, steps[rank])
+                failures[rank] = death(rank, children[rank].exitcode, steps[rank])
             else:
                 (results if kind == "done" else failures)[rank] = value
         if failures and deadline is None:
@@ -148,23 +168,25 @@ def _collect(children: list[Any], pipes: list[Connection], steps: memoryview) ->
         if failures and (cause_known or time.monotonic() > (deadline or 0.0)):
             break
     if failures:
-        raise _error_from(failures)
+        raise error_from(failures)
     return [results[rank] for rank in range(len(children))]
 
 
-def _death(rank: int, code: int | None, step: int) -> dict[str, Any]:
+def death(rank: int, code: int | None, step: int) -> dict[str, Any]:
     """The report for a worker that ended without sending one."""
-    if code is not None and code < 0:
-        how, hint = f"was killed by {signal.Signals(-code).name}", ""
-        if -code == signal.SIGKILL:
-            hint = " (if you did not do that, the machine may have run out of memory)"
-    else:
-        how, hint = f"ended with exit code {code}", ""
-    message = f"worker {rank} {how} at step {step}{hint}"
+    hint = " (if you did not do that, the machine may have run out of memory)" if code == -signal.SIGKILL else ""
+    message = f"worker {rank} {end_of(code)} at step {step}{hint}"
     return {"type": "WorkerError", "message": message, "trace": "", "step": step, "victim": False, "blames": rank}
 
 
-def _error_from(failures: dict[int, dict[str, Any]]) -> Exception:
+def end_of(code: int | None) -> str:
+    """How a process ended."""
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def error_from(failures: dict[int, dict[str, Any]]) -> Exception:
     """The error to raise: a cause before workers that lost a peer, then the first report.
 
     Later reports may name a worker that is missing only because it has reported already.
@@ -187,8 +209,8 @@ def _error_from(failures: dict[int, dict[str, Any]]) -> Exception:
     return error
 
 
-def forward_signals(children: list[Any]) -> Callable[[], None]:
-    """Forward Ctrl-C and SIGTERM to `children` as SIGUSR1 and SIGTERM; returns a function that undoes it.
+def forward_signals(children: list[Any], *, terminate: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Forward Ctrl-C and SIGTERM to `children` as SIGUSR1 and `terminate`; returns a function that undoes it.
 
     A second Ctrl-C raises KeyboardInterrupt.
     """
@@ -204,7 +226,7 @@ def forward_signals(children: list[Any]) -> Callable[[], None]:
         interrupted = True
         for child in children:
             if child.is_alive():
-                os.kill(child.pid, signal.SIGUSR1 if number == signal.SIGINT else signal.SIGTERM)
+                os.kill(child.pid, signal.SIGUSR1 if number == signal.SIGINT else terminate)
 
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.stop import Stop
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGUSR1: 130, signal.SIGTERM: 143}
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGUSR1: 130, signal.SIGTERM: 143, signal.SIGUSR2: 143}
 
 
 @contextlib.contextmanager

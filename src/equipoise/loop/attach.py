@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..checkpoint.match import refuse_mismatch
-from ..checkpoint.store import Store, available, choose, read_manifest, read_worker
-from ..comm.base import Comm
+from ..checkpoint.store import Store, available, choose
+from ..checkpoint.weights import save_weights
+from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
+from ..comm.membership import DEADLINE, Elasticity
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
-from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_fit, check_settings
-from ..core.context import WorkerInfo, describe
-from ..core.errors import CheckpointError, UserError
+from ..core.clock import Clock
+from ..core.errors import PeerLost, UserError
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss
+from ..launch.take_part import elastic_comm
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..period.base import Period
 from ..sync.base import Sync
 from ..wire.base import Wire
+from .elastic_loop import ElasticLoop
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
-from .overflow import agree_on_overflow
+from .overflow import agree_on_overflow, stepping_scaler
+from .own_checkpoint import put_back, whole_state
+from .own_loop import check_elastic_loop, fingerprint_of, worker_of
 from .result import counters
 from .run_folder import claim_folder
-from .sampler import Sampler
-from .state import load_rng, load_trained, trained_state
+from .sampler import Sampler, refuse_unknown_sampler
+from .snapshot import Parts
 from .step import Step
+from .wrappers import refuse_wrapped
 
 
 class attach:
@@ -61,11 +66,21 @@ class attach:
     accumulate: batches of that sampler for one optimizer step, where the loop accumulates gradients.
     share: this worker's part of all examples, where workers hold unequal parts; if left out that of the sampler, or
         1 / workers.
-    nonfinite: "stop" raises an error that names the worker and the step; "skip" lets a step with a NaN or infinity
-        count for nothing, on all workers alike. The loss is checked where the loop sets `together.loss`, and with
-        "skip" the gradient too.
-    log: a folder for events.jsonl, checkpoints and result.json, as `eq.train(out=...)` writes them; `equipoise
-        report` reads it.
+    nonfinite: what happens to a NaN or infinity in one worker. "stop" raises an error that names the worker and the
+        step, and the last good checkpoint; "skip" lets the step count for nothing, on all workers alike; "leave-out"
+        leaves the worker out of the round, after which it goes on from the others' model. The loss is checked where
+        the loop sets `together.loss`, the gradient too unless it is "stop".
+    final: the model that all workers hold when the block has ended: "mean" or "centre". Left out, each worker keeps
+        its own, and they differ; `together.model_state()` gives the agreed one.
+    log: a folder for events.jsonl, checkpoints, result.json and model.pt (the mean model), as `eq.train(out=...)`
+        writes them; `equipoise report` reads it.
+    elastic: "MIN:MAX" lets workers be lost and join while the loop goes on, as long as there are MIN (MIN alone: at
+        most as many as there are). deadline: seconds after which a worker that does not answer is left out. See
+        "Workers that come and go" in the documentation.
+    timeout: seconds to wait for a silent worker. deterministic: sum in rank order, which gives processes the bits of
+        virtual workers; the same on all workers. Left out, both are as `eq.spawn` was told, or 300 s and False.
+    group: a group of torch.distributed whose processes are the workers, where they are not all of them; for the
+        sampler too.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
@@ -91,10 +106,16 @@ class attach:
         accumulate: int = 1,
         seed: int = 0,
         nonfinite: str = "stop",
+        final: str | None = None,
         log: str | Path | None = None,
         log_every: int = 10,
         keep: int = 2,
         progress: bool = False,
+        elastic: str | int | Elasticity | None = None,
+        deadline: float = DEADLINE,
+        timeout: float | None = None,
+        deterministic: bool | None = None,
+        group: Any = None,
     ):
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
@@ -107,6 +128,13 @@ class attach:
         for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
             if value < 1:
                 raise UserError(f"{name} = {value}: at least 1 is needed")
+        if final not in (None, "mean", "centre"):
+            raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
+        if final == "centre" and not self.sync_choice.centre_state:
+            raise UserError(f"{type(self.sync_choice).__name__} has no centre: pass final='mean'")
+        if timeout is not None and not timeout > 0:
+            raise UserError(f"timeout = {timeout}: must be above zero")
+        refuse_wrapped(model)
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not trainable <= held:
@@ -115,42 +143,40 @@ class attach:
             )
         self.model, self.optimizer, self.scaler, self.scheduler = model, optimizer, scaler, scheduler
         self.clip, self.buffer_policy, self.share, self.seed = clip, buffers, share, seed
-        self.sampler, self.accumulate, self.nonfinite = sampler, accumulate, nonfinite
+        self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
         self.log_every, self.keep, self.progress = log_every, keep, progress
+        self.timeout, self.deterministic, self.group = timeout, deterministic, group
         self.batch: int = 1
         self.loss: float | None = None
         self._losses: list[float] = []  # since the last logged step
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
-        self._claimed = False  # is the log folder this run's?
+        self.claimed = False  # is the log folder this run's?
+        self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
+        self._limits = elastic, deadline
+        self.elastic: ElasticLoop | None = None  # where workers may come and go
 
     def __enter__(self) -> attach:
-        self.comm: Comm = current_comm()
-        self.comm.seed = self.seed
-        check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=self.comm.size)
-        self.step = Step(
-            self.model,
-            self.optimizer,
-            self.comm,
-            self._describe(),
-            sync=self.sync_choice,
-            wire=self.wire_choice,
-            period=self.period_choice,
-            clip=self.clip,
-            buffers=self.buffer_policy,
-            nonfinite=self.nonfinite,
-            emit=self._emit,
-        )
-        step = self.step
-        self.flat, self.clock, self.context = step.flat, step.clock, step.context
-        self.sync, self.period = step.sync, step.period
-        if self.sampler is not None:
-            # With several batches to a step, the order sees each of them as it comes.
-            self.sampler.bind(self.context, lockstep=step.lockstep, deferred=self.accumulate == 1)
-            step.follow(self.sampler.order, self.sampler.batch)
+        comm = current_comm(self.group)
+        if self.sampler is not None and self.sampler.comm is not comm:
+            raise UserError("the sampler is of other workers: pass the same group= to eq.Sampler and to eq.attach")
+        comm.configure(timeout=self.timeout, deterministic=self.deterministic)
+        limits, deadline = self._limits
+        if limits is not None and comm.membership is None:
+            comm = self._undo.enter_context(elastic_comm(comm, limits, deadline))
+        check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=comm.size)
+        self.clock = Clock()
+        if comm.membership is not None:
+            check_elastic_loop(self, comm.membership)
+        self.form(comm, equal=True)
         console = Console(self.clock, lambda: None) if self.progress else None
         self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
+        if comm.membership is not None:
+            self.elastic = ElasticLoop(self, comm.membership)
+            if self.sampler is not None:
+                self.sampler.guard = self.elastic.begin_epoch
+            self.elastic.begin()
         self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None:
@@ -158,60 +184,154 @@ class attach:
         self._since = time.perf_counter()
         return self
 
+    def form(self, comm: Comm, *, equal: bool) -> None:
+        """Become one of the workers behind `comm`; `equal`: all of them receive worker 0's parameters and buffers."""
+        self.comm = comm
+        comm.seed = self.seed
+        if self.sampler is not None and self.sampler.comm is not comm:
+            self.sampler.reform(comm)
+        self.step = Step(
+            self.model,
+            self.optimizer,
+            self.comm,
+            worker_of(self),
+            sync=self.sync_choice,
+            wire=self.wire_choice,
+            period=self.period_choice,
+            clip=self.clip,
+            buffers=self.buffer_policy,
+            nonfinite=self.nonfinite,
+            emit=self._emit,
+            clock=self.clock,
+            equal=equal,
+        )
+        step = self.step
+        step.guard.folder = self.log
+        self.flat, self.context, self.sync, self.period = step.flat, step.context, step.sync, step.period
+        if self.sampler is not None:
+            # With several batches to a step, the order sees each of them as it comes.
+            deferred, shared = self.accumulate == 1, comm.membership is not None
+            self.sampler.bind(self.context, lockstep=step.lockstep, deferred=deferred, shared=shared)
+            step.follow(self.sampler.order, self.sampler.batch)
+        self._keep_buffers()
+
     def __exit__(self, *error: Any) -> None:
-        self._undo.close()
-        if error[0] is None:
-            self.sync.finish()
-            if self._claimed:
-                self.observer.finished(
-                    counters(self.step, described=self.comm.described) | {"models": self._models, "stopped": 0}
-                )
-        if self._claimed or self.observer.console is not None:
-            self.observer.__exit__(*error)
+        try:
+            if error[0] is None and self.elastic is None:
+                self._conclude()
+            elif error[0] is None and self.elastic is not None:
+                self.elastic.attempt("finish", self._conclude, None)
+            if self.claimed or self.observer.console is not None:
+                self.observer.__exit__(*error)
+        finally:
+            self._undo.__exit__(*error)
 
-    def _describe(self) -> WorkerInfo:
-        known = describe(self.comm, seed=self.seed) if self.sampler is None else self.sampler.worker
-        share = known.share if self.share is None else self.share
-        return dataclasses.replace(known, seed=self.seed, shares=tuple(self.comm.gather_objects(share)))
+    def _conclude(self) -> None:
+        if self.step.talks and self.step.lockstep:
+            self.comm.leave_loop(self.clock.step)
+        self.sync.finish()
+        if self.claimed:
+            self._write_result()
+        if self.final is not None:
+            self.model.load_state_dict(self.model_state(self.final))
+        if self.step.talks and not self.claimed:
+            barrier(self.comm)  # a program that ends takes memory with it from which others may still read
 
-    def _fingerprint(self) -> dict[str, Any]:
-        methods: dict[str, Any] = {
-            "period": self.period_choice,
-            "sync": self.sync_choice,
-            "wire": self.wire_choice,
-        }
+    def outcome(self) -> dict[str, Any]:
+        """Every counter over all workers, as in result.json; all workers call it together."""
+        departed = self.elastic.departed if self.elastic is not None else None
+        result = counters(self.step, described=self.comm.described, departed=departed)
+        if self.elastic is not None:
+            result["membership"] = self.elastic.history
         if self.sampler is not None:
-            chosen = self.sampler
-            methods |= {"partition": chosen.partition, "order": chosen.order_choice, "batch": chosen.batch_choice}
-        settings: dict[str, Any] = {"buffers": self.buffer_policy, "clip": self.clip, "seed": self.seed}
+            result |= self.sampler.position.counts(result["samples"])
+        return result | {"models": self._models, "stopped": 0}
+
+    # -- workers that come and go --------------------------------------------------------------------------------------
+    def adopt(self, parts: Parts, happened: dict[str, Any]) -> None:
+        """Take over the plain values of another generation, or of another worker."""
+        assert self.elastic is not None
+        self.elastic.history, self.elastic.departed = parts.plain["history"], parts.plain["departed"]
         if self.sampler is not None:
-            settings |= {"drop_last": self.sampler.drop_last, "examples": len(self.sampler.source)}
-        return flattened(tables_of(methods) | settings)
+            self.sampler.epoch = self.clock.epoch
+        self.observer.follow(self.comm)
+        if parts.plain["claimed"] and self.log is not None:
+            if not self.claimed:
+                self.observer.__enter__()
+                self.claimed = True
+            self.store = Store(self.comm, self.log, self.keep)
+        self._since = time.perf_counter()
+        self.observer.started(resumed=False, examples=self.context.worker.examples, classes=None, arrival=happened)
 
     # -- the step ------------------------------------------------------------------------------------------------------
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
             raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
+        if self._fresh and self.comm.size > 1 and stepping_scaler() not in (None, self.scaler):
+            raise UserError(
+                "a GradScaler takes the steps of this loop, and at an overflow one worker would skip a step that the "
+                "others take: pass scaler=scaler to eq.attach"
+            )
+        if self._fresh and self.sampler is None:
+            refuse_unknown_sampler(self.comm)
+        self._fresh = False
+        if self.elastic is None:
+            self._take_in()
+            return
+        self._counts = False
+        try:
+            self._counts = self.elastic.before_step() and self._take_in()
+        except PeerLost:
+            self.elastic.lost(let_in=True)
+        if not self._counts:
+            self.flat.zero_gradient(flat=False)
+
+    def _take_in(self) -> bool:
+        """The gradient is in place: let the sync see it."""
         self._open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
             self.clock.epoch = self.sampler.epoch
+            if not self.batch:
+                for buffer, before in zip(self.model.buffers(), self._buffers, strict=False):
+                    buffer.copy_(before)
         self.step.begin(self.batch, largest)
         self.step.computed(self.batch, time.perf_counter() - self._since)
-        # A worker that has run dry was given an example again: its loss is nobody's.
+        # A worker that has run dry was given examples again: their loss is nobody's.
         if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
             self.flat.zero_gradient(flat=False)
+        return True
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.elastic is None:
+            self._give_back()
+        elif self._counts:
+            try:
+                self._give_back()
+                self.elastic.after_step()
+            except PeerLost:
+                self.elastic.lost(let_in=True)
+
+    def _give_back(self) -> None:
+        """The optimizer has moved the model: communicate, and count the step."""
         self.step.after()
+        self._keep_buffers()
         self._count_seconds()
+        known = self.elastic is None and self.step.lockstep  # without lockstep nobody knows what others have taken
+        if self.sampler is not None and known and (self.clock.due or not self.step.talks):
+            self.sampler.position.confirm(self.sampler.taken_by_steps())
         if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
-        if self.clock.step % self.log_every == 0 and (self._claimed or self.observer.console is not None):
+        if self.clock.step % self.log_every == 0 and (self.claimed or self.observer.console is not None):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+
+    def _keep_buffers(self) -> None:
+        """A worker that will run dry puts them back after a pass that counts for nothing."""
+        runs_dry = self.sampler is not None and self.sampler.runs_dry
+        self._buffers = [buffer.clone() for buffer in self.model.buffers()] if runs_dry else []
 
     def _skipped(self) -> None:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
@@ -233,6 +353,7 @@ class attach:
 
         Nothing of the training state changes: parameters and buffers are back when the block ends.
         """
+        self.step.guard.meet()
         with self.comm.uncounted():
             vector = vector_of(self.step, name)
             if vector is None:
@@ -246,36 +367,65 @@ class attach:
                 self.model.train(training)
                 self._since = time.perf_counter()
 
+    def model_state(self, name: str = "mean") -> dict[str, torch.Tensor]:
+        """The state_dict of the model `mean` or `centre`, the same on all workers, who call it together.
+
+        Each worker trains a model of its own: save this one, inside the block or after it. BatchNorm's statistics are
+        the mean of all workers'.
+        """
+        if name == "centre" and self.comm.size == 1:
+            name = "mean"
+        with self.evaluating(name):
+            return {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+
     def evaluate(
-        self, data: Any, loss: Callable[[Any, Any], torch.Tensor], names: tuple[str, ...] = ("mean", "centre")
+        self,
+        data: Any,
+        loss: Callable[[Any, Any], torch.Tensor] | None,
+        names: tuple[str, ...] = ("mean", "centre"),
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     ) -> dict[str, dict[str, float]]:
         """Loss (and accuracy, for class labels) of the named models on `data`; all workers call it together.
 
+        loss: None where the model returns its own. metrics: `metric(outputs, targets)` by name, a mean over a batch.
+
         The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
         """
+        self.step.guard.meet()
         device = next(self.model.parameters()).device
         source = data if isinstance(data, Source) else Source(data)
-        self._models = evaluate(self.step, EvaluationTask(source, loss, device), names)
+        task = EvaluationTask(source, TrainingLoss(loss, metrics), device)
+        if self.elastic is None:
+            self._models = evaluate(self.step, task, names)
+        else:
+            self._models = self.elastic.attempt("evaluate", lambda: evaluate(self.step, task, names), self._models)
         self._since = time.perf_counter()
-        if self._claimed or self.observer.console is not None:
+        if self.claimed or self.observer.console is not None:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
 
     # -- the log -------------------------------------------------------------------------------------------------------
     def _open_log(self, *, resumed: bool, checkpoint: Path | None = None) -> None:
         """At the first step or at a resume: before that nothing is known to be worth keeping."""
-        if self._claimed or (self.log is None and (self.observer.console is None or self.clock.step)):
+        if self.claimed or (self.log is None and (self.observer.console is None or self.clock.step)):
             return
         if self.log is not None:
             claim_folder(self.comm, self.log, resumed=resumed)
             self.store = Store(self.comm, self.log, self.keep, checkpoint)
-            self._claimed = True
+            self.claimed = True
         self.observer.__enter__()
         worker = self.context.worker
         classes = None
         if self.sampler is not None:
-            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.block)
+            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.own_block)
         self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
+
+    def _write_result(self) -> None:
+        result, state = self.outcome(), self.model_state()
+        if self.comm.rank == 0:
+            assert self.log is not None
+            save_weights(state, self.log / "model.pt")
+        self.observer.finished(result)
 
     def _emit(self, event: str, **fields: Any) -> None:
         self.observer.emit(event, **fields)
@@ -289,14 +439,21 @@ class attach:
         """
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
+        if self.elastic is None:
+            return self.save()
+        return self.elastic.attempt("checkpoint", self.save, self.log / "checkpoints")
+
+    def save(self) -> Path:
+        """A checkpoint, without looking after workers that are lost meanwhile."""
         self._open_log(resumed=False)
-        self.step.refuse_nonfinite_parameters()
-        state = trained_state(self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        state |= self.state_dict()
+        self.step.guard.meet()
+        state = whole_state(self)
         # Those of the average worker, where each takes its own number of steps.
         steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
-        path = self.store.save(state, steps, self.clock.epoch, self._fingerprint())
+        path = self.store.save(state, steps, self.clock.epoch, fingerprint_of(self))
         self.observer.emit("checkpoint", path=path.name)
+        if self.elastic is not None:
+            self.elastic.saved()
         self._since = time.perf_counter()
         return path
 
@@ -310,20 +467,13 @@ class attach:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
         if step is None and not available(self.log):
             return 0
+        if self.comm.membership is not None and self.comm.membership.waiting:
+            return 0  # the others know where the run is
         path = choose(self.log, step)
-        manifest = read_manifest(path)
-        refuse_mismatch(manifest["fingerprint"], self._fingerprint())
-        if manifest["workers"] != self.comm.size:
-            raise CheckpointError(
-                f"{path} is of {manifest['workers']} workers and there are {self.comm.size}: start as many; eq.train "
-                "and `equipoise resume` can change their number"
-            )
-        state = read_worker(path, manifest, self.comm.rank)
-        load_trained(state, self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
-        self.load_state_dict(state)
-        if self.sampler is not None:
-            self.sampler.continue_with(lambda: load_rng(state))
+        put_back(self, path)
         self._open_log(resumed=True, checkpoint=path)
+        if self.elastic is not None:
+            self.elastic.saved()
         self._since = time.perf_counter()
         return self.clock.step
 

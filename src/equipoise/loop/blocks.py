@@ -38,7 +38,8 @@ def shared_blocks(partition: Partition, view: DatasetView, comm: Comm, seed: int
     blocks, problem = [], None
     if comm.rank == 0:
         try:
-            blocks = partition.blocks(view, comm.size, seed)
+            with comm.at_work():
+                blocks = partition.blocks(view, comm.size, seed)
         except UserError as error:
             problem = error
     problem, sizes = comm.gather_objects((problem, [len(block) for block in blocks]))[0]
@@ -52,7 +53,9 @@ def shared_blocks(partition: Partition, view: DatasetView, comm: Comm, seed: int
 
 def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
     """The blocks of a job: as it knows them, as its checkpoint had them, or computed, after measuring if need be."""
-    if job.blocks is not None and len(job.blocks) == comm.size:
+    # A worker that joins later does not know them: from then on all compute them together.
+    first = comm.membership is None or comm.membership.roster.generation == 0
+    if first and job.blocks is not None and len(job.blocks) == comm.size:
         return job.blocks
     if not speeds_are_measured(job.partition):
         return shared_blocks(job.partition, job.train.view(), comm, job.seed)

@@ -39,7 +39,7 @@ class Control:
 
     def begin(self) -> None:
         """Agree on where a checkpoint has left off."""
-        if self.job.resume is not None:
+        if self.job.resume is not None or self.worker.arrival is not None:
             self._meet(math.nan)
         if self.reached is not None and self.job.until != (self.reached["metric"], self.reached["target"]):
             self.reached = None  # a target of an earlier part of this run
@@ -97,6 +97,7 @@ class Control:
             table = self.comm.gather(torch.tensor(own, dtype=torch.float64))
         reports = [Report(*row) for row in table.tolist()]
         ledger.attribute_wait(min(report.unattributed for report in reports))
-        self.worker.progress.met(sum(int(r.steps) for r in reports), sum(int(r.samples) for r in reports))
+        samples = sum(int(r.samples) for r in reports) + self.worker.departed.samples
+        self.worker.progress.met(sum(int(r.steps) for r in reports), samples)
         self.used = max(r.simulated_seconds if job.described else r.seconds for r in reports)
         return reports

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 
 from ..core.random import rng_state, set_rng_state
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss, called, divided, moved, right_answers
 from ..sync.shares import mean_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class EvaluationTask(NamedTuple):
     """What models are evaluated on."""
 
     source: Source
-    loss: Callable[[Any, Any], torch.Tensor]  # loss(outputs, targets), a mean over the batch
+    training_loss: TrainingLoss
     device: torch.device = torch.device("cpu")
     statistics: tuple[Source, np.ndarray] | None = None  # examples from which BatchNorm statistics are recomputed first
 
@@ -55,10 +56,20 @@ def evaluate(step: Step, task: EvaluationTask, names: tuple[str, ...]) -> dict[s
                 # Workers share the work on a model they all hold; each evaluates its own alone.
                 indices = everything if own else everything[comm.rank :: comm.size]
                 totals = comm.gather(_sums(step.model, task, indices)).sum(0)
-            metrics[name] = {"loss": float(totals[1]) / float(totals[0])}
-            if not torch.isnan(totals[2]):
-                metrics[name]["accuracy"] = float(totals[2] / totals[3])
+            metrics[name] = _metrics(task.training_loss, totals)
     return metrics
+
+
+def _metrics(training_loss: TrainingLoss, totals: torch.Tensor) -> dict[str, float]:
+    """Means over all examples, from the sums of all workers."""
+    found = {"loss": float(totals[1]) / float(totals[0])}
+    if not torch.isnan(totals[2]):
+        found["accuracy"] = float(totals[2] / totals[3])
+    if training_loss.perplexity:
+        found["perplexity"] = math.exp(min(found["loss"], 700.0))  # beyond that a float overflows
+    return found | {
+        name: float(total / totals[0]) for name, total in zip(training_loss.metrics, totals[4:], strict=True)
+    }
 
 
 def vector_of(step: Step, name: str) -> torch.Tensor | None:
@@ -135,8 +146,7 @@ def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, 
     with torch.no_grad():
         # Equal parts: each weighs the same in the average, and none is a single example, which has no variance.
         for part in np.array_split(indices, -(-len(indices) // _CHUNK)):
-            inputs, _ = source.batch(part)
-            model(inputs.to(device))
+            called(model, divided(moved(source.batch(part), device))[0])
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum
         m.eval()
@@ -144,18 +154,20 @@ def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, 
 
 @torch.no_grad()
 def _sums(model: nn.Module, task: EvaluationTask, indices: np.ndarray) -> torch.Tensor:
-    """[examples, summed loss, right answers, answers] over `indices`."""
-    count, loss, right, answers = 0, 0.0, 0.0, 0
+    """[examples, summed loss, right answers, answers, summed metrics] over `indices`."""
+    training_loss, count, loss, right, answers = task.training_loss, 0, 0.0, 0.0, 0
+    metrics = dict.fromkeys(training_loss.metrics, 0.0)
     for start in range(0, len(indices), _CHUNK):
-        inputs, targets = task.source.batch(indices[start : start + _CHUNK])
-        inputs, targets = inputs.to(task.device), targets.to(task.device)
-        outputs = model(inputs)
-        loss += float(task.loss(outputs, targets)) * len(targets)
-        count += len(targets)
-        if not targets.is_floating_point() and outputs.ndim == targets.ndim + 1:
-            right += float((outputs.argmax(-1) == targets).sum())
-            answers += targets.numel()
-    return torch.tensor([count, loss, right if answers or not count else math.nan, answers], dtype=torch.float64)
+        part = indices[start : start + _CHUNK]
+        forward = training_loss.forward(model, moved(task.source.batch(part), task.device))
+        loss += float(forward.loss) * len(part)
+        count += len(part)
+        for name, metric in training_loss.metrics.items():
+            metrics[name] += float(metric(forward.outputs, forward.targets)) * len(part)
+        found = right_answers(forward)
+        right, answers = right + found[0], answers + found[1]
+    known = right if answers or not count else math.nan
+    return torch.tensor([count, loss, known, answers, *metrics.values()], dtype=torch.float64)
 
 
 def consensus(step: Step) -> float:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..comm.membership import Elasticity
 from ..config import registry
 from ..config.build import objects, takes_topology
 from ..core.errors import UserError
 from ..core.extras import require
 from ..core.random import seed_torch
 from ..core.torchrun import rank
+from ..core.user_function import imported, is_function
 from ..data.base import LoadedData
 from ..data.source import Source
 from ..simulate.cluster import Cluster
@@ -49,7 +51,8 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
     loaded = methods["data"].load()
     job = Job(
         model=seeded(methods["model"], loaded, plain["seed"]),
-        loss=LOSSES[loaded.task],
+        loss=loss_named(plain["loss"], loaded.task),
+        perplexity=loaded.task == "language",
         train=Source(loaded.train),
         test=Source(loaded.test),
         length=length,
@@ -64,11 +67,19 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         folder=Path(plain["out"]) if plain["out"] is not None else None,
         fingerprint=recipe.flat(),
         described=cluster is not None,
+        elastic=elasticity_of(plain),
     )
     job.check_fit(plain["workers"])
     job.model()  # a model that does not fit the data is refused here, once, and not by every worker
     start = {name: plain[name] for name in ("workers", "virtual", "deterministic", "timeout")}
     return job, start | {"cluster": cluster}
+
+
+def elasticity_of(plain: dict[str, Any]) -> Elasticity | None:
+    if plain["elastic"] is None:
+        return None
+    options = {name: plain[name] for name in ("deadline", "respawn", "listen", "snapshot_every")}
+    return Elasticity.parse(plain["elastic"], plain["workers"], **options)
 
 
 def seeded(model: Any, loaded: LoadedData, seed: int) -> typing.Callable[[], nn.Module]:
@@ -93,6 +104,15 @@ LOSSES: dict[str, typing.Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "regress": nn.functional.mse_loss,
     "language": language_loss,
 }
+
+
+def loss_named(name: str | None, task: str) -> typing.Callable[..., torch.Tensor] | None:
+    """The loss function of a recipe; None where the model returns its own."""
+    if name is None:
+        return LOSSES[task]
+    if name != "model" and not is_function(name):
+        raise UserError(f"--loss {name}: takes package.module:function, or model if the model returns its loss")
+    return None if name == "model" else imported(name)
 
 
 def optimizer_of(plain: dict[str, Any]) -> typing.Callable[[Any], torch.optim.Optimizer]:

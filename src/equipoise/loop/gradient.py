@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..data.training_loss import moved
 from .sharpness import sharpness_aware
 from .speeds import Work
 
@@ -48,10 +49,10 @@ def gradient(worker: Worker, indices: np.ndarray) -> float:
 
 
 def loss_of(worker: Worker, indices: np.ndarray) -> torch.Tensor:
-    inputs, targets = worker.job.train.batch(indices)
-    if worker.job.device.type != "cpu":
-        inputs, targets = inputs.to(worker.job.device), targets.to(worker.job.device)
-    if worker.job.autocast is None:
-        return worker.job.loss(worker.model(inputs), targets)
-    with torch.autocast(worker.job.device.type, dtype=worker.job.autocast):
-        return worker.job.loss(worker.model(inputs), targets)
+    job, batch = worker.job, worker.job.train.batch(indices)
+    if job.device.type != "cpu":
+        batch = moved(batch, job.device)
+    if job.autocast is None:
+        return job.training_loss(worker.model, batch)
+    with torch.autocast(job.device.type, dtype=job.autocast):
+        return job.training_loss(worker.model, batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,15 @@ import torch
 from torch import nn
 
 from ..batch.base import Batch
+from ..comm.base import Comm
+from ..comm.membership import Elasticity
+from ..comm.virtual_membership import Change
 from ..config.defaults import chosen_sync, default
-from ..config.fit import check_fit, check_settings, warn_of_one_epoch
+from ..config.fit import check_elastic, check_fit, check_settings, warn_of_one_epoch
 from ..core.errors import UserError
 from ..core.stop import Stop
 from ..data.source import Source
+from ..data.training_loss import TrainingLoss
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -45,11 +49,13 @@ class Length:
 @dataclass
 class Job:
     model: Callable[[], nn.Module]
-    loss: Callable[[Any, Any], torch.Tensor]
+    loss: Callable[[Any, Any], torch.Tensor] | None  # None: the model returns its own
     train: Source
     length: Length
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     test: Source | None = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    perplexity: bool = False  # is the loss a mean over words?
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     partition: Partition = field(default_factory=lambda: default("partition"))
     order: Order = field(default_factory=lambda: default("order"))
@@ -81,8 +87,13 @@ class Job:
     quiet: bool = True
     tensorboard: bool = False
     stop: Stop = field(default_factory=Stop)
+    leave: Stop = field(default_factory=Stop)  # of this worker alone, where the others may go on
+    elastic: Elasticity | None = None  # may workers come and go?
+    changes: list[Change] = field(default_factory=list)  # of virtual workers, as planned
+    recipe: dict[str, Any] = field(default_factory=dict)  # for workers that join from the command line
 
     def __post_init__(self) -> None:
+        self.training_loss = TrainingLoss(self.loss, self.metrics, perplexity=self.perplexity)
         warn_of_one_epoch(self.order, self.length.epochs)
         check_settings(buffers=self.buffers, nonfinite=self.nonfinite, seed=self.seed)
         for name in ("micro", "clip", "sam", "checkpoint_every", "keep", "log_every", "evaluate_every"):
@@ -101,12 +112,24 @@ class Job:
             partition=self.partition,
             wire=self.wire,
             workers=workers,
+            drop_last=self.drop_last,
         )
+        if self.elastic is not None:
+            check_elastic(
+                self.elastic.least,
+                self.elastic.most,
+                period=self.period,
+                sync=self.sync,
+                wire=self.wire,
+                batch=self.batch,
+                partition=self.partition,
+            )
 
-    def slow_down(self, rank: int, size: int) -> float:
+    def slow_down(self, comm: Comm) -> float:
         """The factor in `slow` of one worker; for trying out unequal workers on equal machines."""
         if self.slow is None:
             return 1.0
-        if len(self.slow) != size or min(self.slow) < 1.0:
-            raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {size} workers")
-        return self.slow[rank]
+        fits = comm.membership is not None or len(self.slow) == comm.size
+        if not fits or min(self.slow) < 1.0:
+            raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {comm.size} workers")
+        return self.slow[comm.worker] if comm.worker < len(self.slow) else 1.0

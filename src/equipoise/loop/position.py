@@ -1,16 +1,19 @@
-"""Where all workers are in an epoch: a position in the data that can be saved, resumed and redistributed."""
+"""Where all workers are in an epoch, each in a block of its own."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import itertools
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 
 from ..batch.base import Batch
 from ..core.context import Context
 from ..core.errors import CheckpointError, UserError
 from ..order.base import Order
-from .segment import ConstantBatchSegment, steps_of
+from .data_position import DataPosition
+from .segment import ConstantBatchSegment, steps_of, uneven
 
 
 class Taken(NamedTuple):
@@ -24,17 +27,20 @@ class Taken(NamedTuple):
         return self._asdict()
 
 
-class Position:
-    """Where all workers are in this epoch. Every worker computes the same one, so all agree where the epoch ends.
+class Position(DataPosition):
+    """Where all workers are in their blocks. Every worker computes the same one, so all agree where the epoch ends.
 
-    A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: blocks
-    of unequal size end together, every example is visited once, and nobody runs dry before the end. Of a rule that
-    `spreads`, it takes as many as will do to end with the others.
+    A worker takes its batch size, but keeps one example for each step that the slowest worker still has to take: every
+    example is visited once, and nobody runs dry before the end unless it has fewer examples than there are steps. Where
+    one size for all meets blocks of unequal size, and for a rule that `spreads`, batches follow the blocks: every
+    worker takes as many in each step as will do to end with the others.
 
     What was taken is a function of the steps since sizes last changed, so that a step costs the same for two workers
     and for a thousand. Without `lockstep` every worker counts its own block and its own epochs, whatever the others
     do.
     """
+
+    owned: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -44,19 +50,20 @@ class Position:
         batch: Batch,
         drop_last: bool = False,
         lockstep: bool = True,
+        shared: bool = False,
     ):
-        self.context, self.order, self.batch, self.drop_last = context, order, batch, drop_last
+        super().__init__(context, blocks[context.rank], order, batch)
+        self.drop_last = drop_last
         # Whose steps are counted here.
         self.counted = slice(None) if lockstep else slice(context.rank, context.rank + 1)
         self._listed: list[int] = []  # the batch sizes of all workers
-        self.largest = 0  # of them
         self._segment: ConstantBatchSegment | None = None  # of steps at the present sizes, once one is begun
+        self.shared = shared  # does every worker know the sequences of all, so that none is lost with a worker?
+        self.sequences: list[np.ndarray] = []  # these, by rank
         self.blocks = blocks
-        self.block = blocks[context.rank]
         if drop_last and self.steps_of_epoch() == 0:
-            raise UserError("drop_last leaves no batch: a block is smaller than its batch size")
+            raise UserError("drop_last leaves no batch: every block is smaller than its batch size")
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
-        self.drawn = 0  # by all workers in the last step
         self.positions: np.ndarray | None = (
             None  # in this worker's block; None while remaining examples of a resume are visited
         )
@@ -64,12 +71,21 @@ class Position:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """Start an epoch."""
         self.positions = self.order.epoch(epoch)
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
+        if self.shared:
+            self.sequences = self._all_sequences([len(b) for b in self.blocks])
         self._set_progress([len(b) for b in self.blocks], [0] * len(self.blocks))
         self.before = 0
+
+    def _all_sequences(self, sizes: list[int]) -> list[np.ndarray]:
+        """Of all workers, in this epoch."""
+        own = torch.zeros(max(sizes), dtype=torch.int64)
+        own[: len(self.sequence)] = torch.from_numpy(self.sequence)
+        with self.context.comm.uncounted():
+            rows = self.context.comm.gather(own)
+        return [row[:size].numpy() for row, size in zip(rows, sizes, strict=True)]
 
     def _set_progress(self, lengths: list[int], taken: list[int]) -> None:
         """Each worker's part of this epoch, and how much of it has been taken."""
@@ -82,11 +98,6 @@ class Position:
         self._total_left = self.total - int(self._taken.sum())
 
     @property
-    def consumed(self) -> int:
-        """Examples taken by all workers since the run began."""
-        return self.context.clock.consumed
-
-    @property
     def taken(self) -> np.ndarray:
         """By each worker of its part of this epoch."""
         taken: np.ndarray = self._taken.copy()
@@ -96,13 +107,16 @@ class Position:
 
     @property
     def left(self) -> int:
-        """Of this epoch's examples, by all workers."""
         return self._total_left - (self._segment.total(self._segment.done) if self._segment is not None else 0)
 
     @property
-    def part_done(self) -> float:
-        """The part of this epoch's examples that has been taken."""
-        return (self.before + self.total - self.left) / (self.before + self.total)
+    def size(self) -> int:
+        return self.before + self.total
+
+    def confirm(self, at: Taken | None = None) -> None: ...
+
+    def counts(self, samples: int) -> dict[str, dict[str, int]]:
+        return {}
 
     def taken_now(self) -> Taken:
         return Taken(self.taken.tolist(), self.consumed, self.largest)
@@ -118,20 +132,18 @@ class Position:
             self._listed = sizes
         if self._segment is None:
             left = (self.lengths - self._taken)[self.counted]
-            whose = 0 if len(left) == 1 else self.context.rank
-            self._segment = ConstantBatchSegment(
-                left, np.array(sizes)[self.counted], whose, self.drop_last, self.batch.spreads
-            )
+            whose, size = 0 if len(left) == 1 else self.context.rank, np.array(sizes)[self.counted]
+            # By the whole blocks: it must be the same after a resume.
+            spread = self.batch.spreads or uneven(self.lengths[self.counted], size)
+            self._segment = ConstantBatchSegment(left, size, whose, self.drop_last, spread)
         return self._segment
 
     def steps_of_epoch(self) -> int:
-        """Steps of a whole epoch, at the present batch sizes."""
         lengths = np.array([len(b) for b in self.blocks])[self.counted]
         return steps_of(lengths, np.array(self.batch.sizes())[self.counted], self.drop_last)
 
     @property
     def steps_left(self) -> int:
-        """Steps to the end of this epoch, at the present batch sizes."""
         if self._replay:
             rest = self.lengths - np.array(self._replay[-1].taken)
             sizes = np.array(self.batch.sizes())
@@ -140,7 +152,6 @@ class Position:
         return segment.steps - segment.done
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Indices of the next batch, and their places in this worker's block. Empty for a worker that ran dry."""
         if self._replay:
             return self._take_again(self._replay.pop(0))
         segment = self._going()
@@ -181,7 +192,10 @@ class Position:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["block"] != self.block.tolist():
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
+        refuse_impossible(state, self.context.rank, len(self.blocks), sum(map(len, self.blocks)))
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
+        if self.shared:
+            self.sequences = self._all_sequences(state["lengths"])
         self._set_progress(state["lengths"], state["taken"])
         self.context.clock.consumed, self.before = state["consumed"], state["before"]
         self._replay = [Taken(**row) for row in state["replay"]]
@@ -190,14 +204,46 @@ class Position:
             place = {index: i for i, index in enumerate(state["block"])}
             self.positions = np.asarray([place[index] for index in state["sequence"]], dtype=np.int64)
 
+    def rest(self, at: Taken | None = None) -> dict[str, Any]:
+        at = at or self.taken_now()
+        return {"sequences": self.sequences, "taken": at.taken, "consumed": at.consumed, "before": self.before}
+
     def redistribute(self, states: list[dict[str, Any]]) -> None:
-        """Go on with an epoch that other workers began: the remaining examples are redistributed in turn, each once."""
-        left = [np.asarray(s["sequence"], dtype=np.int64)[s["taken"][r] :] for r, s in enumerate(states)]
-        longest = max(len(part) for part in left)
-        remaining = [part[i] for i in range(longest) for part in left if i < len(part)]
+        for rank, state in enumerate(states):
+            refuse_impossible(state, rank, len(states), sum(map(len, self.blocks)))
+        sequences = [np.asarray(state["sequence"], dtype=np.int64) for state in states]
+        taken = [state["taken"][rank] for rank, state in enumerate(states)]
+        whole = {"consumed": states[0]["consumed"], "before": states[0]["before"]}
+        self.deal({"sequences": sequences, "taken": taken, **whole})
+
+    def deal(self, rest: dict[str, Any]) -> None:
+        """The remaining examples of all are dealt out in turn."""
+        sequences, taken = rest["sequences"], rest["taken"]
+        left = [sequence[count:] for sequence, count in zip(sequences, taken, strict=True)]
+        turns = np.concatenate([np.arange(len(part)) for part in left])
+        remaining = np.concatenate(left)[np.argsort(turns, kind="stable")]
         size = len(self.blocks)
-        self.sequence = np.asarray(remaining[self.context.rank :: size], dtype=np.int64)
-        self._set_progress([len(remaining[rank::size]) for rank in range(size)], [0] * size)
-        self.context.clock.consumed = states[0]["consumed"]
-        self.before = states[0]["before"] + sum(states[0]["taken"])
+        parts = [remaining[rank::size] for rank in range(size)]
+        self.sequence = parts[self.context.rank]
+        self.sequences = parts if self.shared else []
+        self._set_progress([len(part) for part in parts], [0] * size)
+        self.context.clock.consumed = rest["consumed"]
+        self.before = rest["before"] + sum(taken)
         self.positions = None
+
+
+def refuse_impossible(state: dict[str, Any], rank: int, workers: int, examples: int) -> None:
+    """A position that no worker can be in: it would train on other examples, or never end."""
+    sequence, lengths = np.asarray(state["sequence"], dtype=np.int64), np.asarray(state["lengths"], dtype=np.int64)
+    points = [np.asarray(row["taken"], dtype=np.int64) for row in (state, *state["replay"])]
+    possible = (
+        len(lengths) == workers
+        and lengths.sum() <= examples
+        and all(point.shape == lengths.shape for point in points)
+        and all((a <= b).all() for a, b in itertools.pairwise([0 * lengths, *points, lengths]))
+        and len(sequence) == lengths[rank]
+        and len(np.unique(sequence)) == len(sequence)
+        and (not len(sequence) or 0 <= sequence.min() <= sequence.max() < examples)
+    )
+    if not possible:
+        raise CheckpointError("the position in the data of this checkpoint is impossible: the file was changed")

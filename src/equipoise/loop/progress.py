@@ -74,7 +74,7 @@ class Lockstep(Progress):
     def epoch_passed(self, every: float) -> bool:
         position, epoch = self.worker.position, self.worker.clock.epoch
         done = position.part_done
-        before = done - position.drawn / (position.before + position.total)
+        before = done - position.drawn / position.size
         return multiples(epoch + (1.0 if position.steps_left == 0 else done), every) > multiples(epoch + before, every)
 
     def reached(self, length: Length) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.context import describe
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
+from .position import Position
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -33,6 +34,7 @@ def rebalance(worker: Worker) -> None:
         return
     from .speeds import job_rates
 
+    assert isinstance(worker.position, Position)
     started = time.perf_counter()
     rates = job_rates(job, comm)
     sizes = [len(block) for block in worker.position.blocks]
@@ -62,6 +64,7 @@ def epochs_left(worker: Worker) -> float:
 def adopt(worker: Worker, blocks: list[np.ndarray]) -> None:
     """Go on with other blocks; batch sizes follow."""
     job, context, position = worker.job, worker.context, worker.position
+    assert isinstance(position, Position)
     context.redescribe(describe(worker.comm, seed=job.seed, sizes=[len(block) for block in blocks]))
     position.blocks, position.block = blocks, blocks[context.rank]
     position.order = job.order.bind(context)

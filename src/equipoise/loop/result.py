@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoint.weights import save_weights
 from ..core.vector import digest
 from .evaluate import evaluate, health, recompute_buffers, swapped, undisturbed, vector_of
+from .snapshot import Done
 
 if TYPE_CHECKING:
     from .step import Step
     from .worker import Worker
 
 
-def counters(step: Step, *, described: bool = False, examples: int = 0) -> dict[str, Any]:
-    """The end of every counter over all workers, and where the models are; all workers call it together."""
+def counters(step: Step, *, described: bool = False, examples: int = 0, departed: Done | None = None) -> dict[str, Any]:
+    """The end of every counter over all workers, and where the models are; all workers call it together.
+
+    departed: what workers had done that were lost on the way.
+    """
+    departed = departed or Done()
     clock, comm = step.clock, step.comm
     with comm.uncounted():
         unattributed = torch.tensor(comm.ledger.unattributed, dtype=torch.float64)
@@ -24,7 +30,7 @@ def counters(step: Step, *, described: bool = False, examples: int = 0) -> dict[
     assert mean is not None
     watched = health(step)
     own = {
-        "worker": comm.rank,
+        "worker": comm.worker,
         "steps": clock.step,
         "samples": clock.samples,
         "rounds": clock.rounds,
@@ -36,14 +42,14 @@ def counters(step: Step, *, described: bool = False, examples: int = 0) -> dict[
         "failures": comm.ledger.failures,
     }
     rows = comm.gather_objects(own)
-    samples = sum(row["samples"] for row in rows)
+    samples = sum(row["samples"] for row in rows) + departed.samples
     return {
         "steps": sum(row["steps"] for row in rows) // len(rows),
         "samples": samples,
         "epochs": samples / (examples or step.context.worker.total_examples or samples or 1),
         "rounds": max(row["rounds"] for row in rows),
-        "messages": sum(row["messages"] for row in rows),
-        "bytes": sum(row["bytes"] for row in rows),
+        "messages": sum(row["messages"] for row in rows) + departed.messages,
+        "bytes": sum(row["bytes"] for row in rows) + departed.bytes,
         "seconds": max(row["seconds"] for row in rows),
         "simulated_seconds": max(row["simulated_seconds"] for row in rows) if described else None,
         "models": {},
@@ -68,7 +74,12 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
         with undisturbed(worker.model), swapped(step, mean, own=False):
             recompute_buffers(step, worker.task)
             model = {name: t.detach().cpu().clone() for name, t in worker.model.state_dict().items()}
-    result = counters(step, described=worker.job.described, examples=len(worker.job.train))
+    result = counters(step, described=worker.job.described, examples=len(worker.job.train), departed=worker.departed)
+    if comm.membership is not None:
+        result["membership"] = worker.history
     result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
+    result |= worker.position.counts(result["samples"])
+    if comm.rank == 0 and worker.job.folder is not None:
+        save_weights(model, worker.job.folder / "model.pt")
     worker.observer.finished(result)
     return result, model

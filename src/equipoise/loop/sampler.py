@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import nn
 
 from ..batch.base import Batch
+from ..comm.base import Comm
 from ..comm.current import current_comm
 from ..config.defaults import chosen_batch, chosen_order, chosen_partition
+from ..config.fit import check_claims
 from ..core.context import Context, describe
 from ..core.errors import UserError
+from ..core.finite import first_not_finite
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
-from .position import Position, Taken
+from .data_position import DataPoint, DataPosition
+from .positions import position_of, sizes_of
 from .speeds import measure_rates
+
+_last_drawn: WeakKeyDictionary[Comm, weakref.ref[Sampler]] = WeakKeyDictionary()  # whose batches a worker trains on
 
 
 class Drawn(NamedTuple):
@@ -35,12 +44,15 @@ class Drawn(NamedTuple):
 class Sampler:
     """`partition`, `order` and `batch` for a user's own `DataLoader(batch_sampler=...)`.
 
-    Every worker yields the same number of batches per epoch, so that collectives in the loop match. A worker whose
-    block is smaller than the number of steps repeats examples of its own instead of leaving the others waiting.
+    Every worker yields the same number of batches per epoch, so that collectives in the loop match. A worker with fewer
+    examples than there are steps begins its block again instead of leaving the others waiting. Under `eq.attach` such
+    a batch counts for nothing, as in `eq.train`: no gradient, no optimizer step, no BatchNorm statistics.
     Iterating starts at the saved position, or at the next epoch once one is finished.
 
     step: one training step without communication, on the same number of examples on all workers, for a partition
         with `speeds="measured"`. All workers call it before the data is divided.
+
+    group: as in `eq.attach`.
 
     An order that learns from gradients sees them through `with sampler.watching(model):` around forward and backward.
 
@@ -60,48 +72,76 @@ class Sampler:
         seed: int = 0,
         drop_last: bool = False,
         step: Callable[[], Any] | None = None,
+        group: Any = None,
     ):
-        self.comm = current_comm()
+        self.comm = current_comm(group)
         self.source = data if isinstance(data, Source) else Source(data)
         self.order_choice, self.batch_choice = chosen_order(order), chosen_batch(batch)
         self.partition = chosen_partition(partition)
         self.drop_last = drop_last
-        self.blocks = shared_blocks(self._divided_by_speed(step), self.source.view(), self.comm, seed)
-        self.worker = describe(self.comm, seed=seed, sizes=[len(block) for block in self.blocks])
+        check_claims(self.partition, self.order_choice, drop_last)
+        self.seed, self._step = seed, step
+        self._divide()
         self.epoch = 0
+        self._running = 0  # the epoch that the loop iterates over
+        self.guard: Callable[[Callable[[], None]], None] = _call  # around what all workers do, where one may be lost
         self.finished = 0  # batches of this iteration that optimizer steps have used
-        self._position: Position | None = None
+        self._position: DataPosition | None = None
         self._deferred = False  # does the step, and not `watching`, hand gradients to the order?
         self._queue: deque[Drawn] = deque()  # drawn, and not yet used by an optimizer step
         self._since_step = 0  # batches drawn since the last optimizer step
         self._started = False  # has an optimizer step used a batch of this iteration?
-        self._starts: list[Taken] = []  # before each batch of this iteration, and after the last
+        self._starts: list[DataPoint] = []  # before each batch of this iteration, and after the last
         self._unwatched: deque[np.ndarray | None] = deque()  # places of batches that were drawn and not watched yet
+        self._watched = 0  # batches of this iteration that were watched
+        self._indices: np.ndarray | None = None  # of the batch that was drawn last
         self._restore_rng: Callable[[], None] | None = None
 
-    def _divided_by_speed(self, step: Callable[[], Any] | None) -> Partition:
+    def _divide(self) -> None:
+        """Divide the data among the workers."""
+        self.blocks = shared_blocks(self._divided_by_speed(), self.source.view(), self.comm, self.seed)
+        sizes = sizes_of(self.partition, self.batch_choice, self.blocks)
+        self.worker = describe(self.comm, seed=self.seed, sizes=sizes)
+
+    def _divided_by_speed(self) -> Partition:
         if not speeds_are_measured(self.partition):
             return self.partition
-        if step is None:
+        if self._step is None:
             raise UserError("speeds='measured' needs a step to measure: pass step=, one training step, to eq.Sampler")
-        rates = measure_rates(step, 1.0, self.comm)
+        rates = measure_rates(self._step, 1.0, self.comm)
         chosen: Partition = with_speeds(self.partition, rates)
         return chosen
 
+    def reform(self, comm: Comm) -> None:
+        """Divide the data among the workers of another generation. What was drawn and not used is given up."""
+        self.comm, self._position = comm, None
+        self._divide()
+        self._queue.clear()
+        self._unwatched.clear()
+        self._starts, self.finished, self._since_step, self._started = [], 0, 0, False
+
     # -- binding -------------------------------------------------------------------------------------------------------
-    def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True) -> None:
+    def bind(self, context: Context, *, lockstep: bool = True, deferred: bool = True, shared: bool = False) -> None:
         """Let order and batch rule use this context from now on; what they have learned so far is kept."""
         state = self.state_dict() if self._position is not None else None
         # The streams of order and batch rule follow from the sampler's own seed.
         context = dataclasses.replace(context, worker=dataclasses.replace(context.worker, seed=self.worker.seed))
-        order, batch = self.order_choice.bind(context), self.batch_choice.bind(context)
-        self._position = Position(context, self.blocks, order, batch, self.drop_last, lockstep)
+        self._position = position_of(
+            self.partition,
+            context,
+            self.blocks,
+            self.order_choice,
+            self.batch_choice,
+            drop_last=self.drop_last,
+            lockstep=lockstep,
+            shared=shared,
+        )
         self._deferred = deferred
         if state is not None:
             self.load_state_dict(state)
 
     @property
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         if self._position is None:
             self.bind(Context(self.comm, worker=self.worker), deferred=False)
         assert self._position is not None
@@ -117,9 +157,14 @@ class Sampler:
 
     # -- batches -------------------------------------------------------------------------------------------------------
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left of `count`: after a resume, from the one in progress on."""
-        first = self.epoch + (self.position.steps_left == 0)
-        yield from range(first, count)
+        """The numbers of the epochs that are left of `count`: after a resume, from the one in progress on.
+
+        A worker that joins a run in its first iteration goes on with the next epoch of the others.
+        """
+        number = self.epoch + (self.position.steps_left == 0)
+        while number < count:
+            yield number
+            number = max(number + 1, self.epoch + (self.position.steps_left == 0))
 
     def continue_with(self, restore_rng: Callable[[], None]) -> None:
         """Put the random generators back when the epoch in progress goes on.
@@ -132,24 +177,74 @@ class Sampler:
         return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.position
         restore, self._restore_rng = self._restore_rng, None
-        if position.steps_left == 0:
-            self.epoch += 1
-            position.begin(self.epoch)
-        elif restore is not None and position.taken.any():
+        if self.position.steps_left == 0:
+            self._running = self.epoch + 1
+            self.guard(self._begin_epoch)
+        elif restore is not None and self.position.part_done > 0:
             restore()
-        self._starts, self.finished = [position.taken_now()], 0
+        self._running = self.epoch
+        self._starts, self.finished = [self.position.taken_now()], 0
         self._unwatched.clear()
         self._queue.clear()
-        self._since_step, self._started = 0, False
-        while position.steps_left:
-            indices, places = position.take()
-            self._starts.append(position.taken_now())
-            self._unwatched.append(places)
-            self._queue.append(Drawn(len(indices), places, position.largest))
-            self._since_step += 1
-            yield indices.tolist() or position.block[:1].tolist()
+        self._since_step, self._started, self._watched = 0, False, 0
+        _last_drawn[self.comm] = weakref.ref(self)
+        while self.position.steps_left or self.epoch < self._running:
+            if not self.position.steps_left:  # workers have returned to the end of the epoch before
+                self.guard(self._begin_epoch)
+                continue
+            self.guard(self._draw)
+            if self._indices is not None:
+                yield self._indices.tolist() or self._again()
+        if self.order.watches and not self._watched:
+            logging.getLogger("equipoise").warning(self._unwatched_words())
+
+    def _draw(self) -> None:
+        """The next batch; none where workers have returned to the end of an epoch meanwhile."""
+        position, self._indices = self.position, None
+        if not position.steps_left:
+            return
+        if not self._starts:
+            self._starts = [position.taken_now()]
+        self._indices, places = position.take()
+        self._starts.append(position.taken_now())
+        self._unwatched.append(places)
+        self._queue.append(Drawn(len(self._indices), places, position.largest))
+        self._since_step += 1
+
+    def _unwatched_words(self) -> str:
+        return (
+            f"{type(self.order).__name__} learns from gradients and sees none: put `with sampler.watching(model):` "
+            "around forward and backward"
+        )
+
+    def _again(self) -> list[int]:
+        """Examples that this worker has had, for a step in which it has none left: its block begins again.
+
+        A full batch, as a BatchNorm cannot use a single example.
+        """
+        position = self.position
+        block, size = position.block, position.batch.sizes()[self.comm.rank]
+        first = position.steps_left * size  # another part in each step, the same after a resume
+        return [int(block[(first + i) % len(block)]) for i in range(min(size, len(block)))]
+
+    @property
+    def runs_dry(self) -> bool:
+        """Has this worker fewer examples than there are steps in an epoch?"""
+        return len(self.position.block) < self.position.steps_of_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.position.begin(self.epoch + 1)
+        self.epoch += 1
+
+    def taken_by_steps(self) -> DataPoint:
+        """Where the optimizer steps of this iteration have come to; the loader may be ahead of them."""
+        return self._starts[self.finished] if self._starts else self.position.taken_now()
+
+    @property
+    def drawn(self) -> int:
+        """Batches that the loader has drawn and no step has used yet."""
+        return len(self._queue)
 
     def use(self, accumulate: int) -> tuple[int, int, np.ndarray | None]:
         """An optimizer step uses the next `accumulate` batches: examples, largest batch, places of a single one.
@@ -165,6 +260,8 @@ class Sampler:
         used = [self._queue.popleft() for _ in range(count)]
         self._started, self._since_step = True, 0
         self.finished += count
+        if self.order.watches and self._watched < self.finished:
+            raise UserError(self._unwatched_words())
         places = used[0].places if count == 1 else None
         return sum(drawn.size for drawn in used), max((drawn.largest for drawn in used), default=1), places
 
@@ -184,12 +281,22 @@ class Sampler:
                 "watching() without a batch of this sampler: use it inside the loop over the loader, once per batch"
             )
         places = self._unwatched.popleft()
+        self._watched += 1
+        if places is None:  # the rest of an epoch that was redistributed: nothing is learned from it
+            yield
+            return
         watcher = order.watcher
         watcher.forget()
-        # A worker without examples was given one of its own again: it counts for nothing.
-        with watcher.watching(model, 1 if places is None or not len(places) else len(places)):
+        if not len(places):  # examples that were given again count for nothing
             yield
-        if places is not None and not self._deferred:
+            if not self._deferred:
+                order.observe(places, None)
+            return
+        with watcher.watching(model, len(places)):
+            yield
+        if not self._deferred:
+            bad = first_not_finite([p.grad for p in model.parameters() if p.grad is not None]) is not None
+            places = places[:0] if bad else places  # the order must not learn from a batch that will not count
             order.observe(places, watcher.view() if len(places) else None)
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -214,3 +321,18 @@ class Sampler:
         self.epoch = state["epoch"]
         self.position.load_state_dict(state["position"])
         self._starts, self.finished = [], 0
+
+
+def refuse_unknown_sampler(comm: Comm) -> None:
+    """Refuse a batch rule that measures gradients in a loop of which it does not know the steps."""
+    drawn = _last_drawn.get(comm)
+    sampler = drawn() if drawn is not None else None
+    if sampler is not None and sampler.batch_choice.watches:
+        raise UserError(
+            f"{type(sampler.batch_choice).__name__} measures gradients, and without its sampler eq.attach cannot show "
+            "it any, so that sizes would never change: pass sampler=sampler to eq.attach"
+        )
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()

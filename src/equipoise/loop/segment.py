@@ -6,19 +6,37 @@ import numpy as np
 
 
 def steps_of(left: np.ndarray, sizes: np.ndarray, drop_last: bool) -> int:
-    """Until the last worker has nothing left, or, with `drop_last`, until the first has no full batch."""
-    return int((left // sizes).min() if drop_last else (-(-left // sizes)).max())
+    """Until the last worker has nothing left. With `drop_last`, until the last has no full batch; or the first, where
+    everyone was given a size of its own.
+    """
+    if not drop_last:
+        return int((-(-left // sizes)).max())
+    full = left // sizes
+    return int(full.max() if _one_size(sizes) else full.min())
+
+
+def uneven(lengths: np.ndarray, sizes: np.ndarray) -> bool:
+    """Would some workers take their blocks before the others, because one size for all does not follow the blocks?
+
+    Blocks that differ by one example are equal: the number of workers did not divide that of the examples.
+    """
+    steps = -(-lengths // sizes)
+    return _one_size(sizes) and bool(steps.min() < steps.max()) and int(lengths.max() - lengths.min()) > 1
+
+
+def _one_size(sizes: np.ndarray) -> bool:
+    return bool((sizes == sizes[0]).all())
 
 
 class ConstantBatchSegment:
     """Steps with the same batch sizes b_i, from L_i examples left to the end: S = max_i ceil(L_i / b_i) of them.
     After s
 
-        worker i has taken  min(s b_i, max(L_i - (S - s), min(L_i, s)))        full batches first, then singly
-                            s floor(L_i / S) + min(s, L_i mod S)               spread
+        worker i has taken  min(s b_i, max(L_i - (S - s), min(L_i, s)))        full batches first
+                            s floor(L_i / S) + min(s, L_i mod S)               spread, where blocks are uneven
 
-    (`drop_last`: s b_i, and S = min_i floor(L_i / b_i)). A segment that begins anew after s of the S steps gives the
-    same.
+    `drop_last`: s b_i, and S = max_i floor(L_i / b_i); spread where L_i is less than S b_i. A segment that begins anew
+    after s of the S steps gives the same.
     """
 
     def __init__(self, left: np.ndarray, sizes: np.ndarray, whose: int, drop_last: bool, spread: bool):
@@ -47,7 +65,8 @@ class ConstantBatchSegment:
 
 
 def _full(left: np.ndarray, sizes: np.ndarray, steps: int, done: int) -> np.ndarray:
-    return sizes * done
+    spread: np.ndarray = np.where(left // sizes < steps, _spread(left, sizes, steps, done), sizes * done)
+    return spread
 
 
 def _in_turn(left: np.ndarray, sizes: np.ndarray, steps: int, done: int) -> np.ndarray:

@@ -10,12 +10,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..core.errors import UserError
+from ..data.training_loss import moved
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
@@ -24,16 +25,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timing:
-    """How a step is timed: steps before, steps in one timing, timings of which the median counts."""
+    """How a step is timed: steps before, steps in one timing, timings of which the median counts.
+
+    seconds: that a timing takes at least, with more steps if need be.
+    """
 
     warmup: int = 3
     steps: int = 5
     repetitions: int = 5
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("warmup", 0), ("steps", 1), ("repetitions", 1)):
+        for name, least in (("warmup", 0), ("steps", 1), ("repetitions", 1), ("seconds", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name} = {getattr(self, name)}: at least {least} is needed")
+
+
+class Rate(NamedTuple):
+    """Examples per second of one worker."""
+
+    median: float
+    spread: float  # between the quartiles of the repetitions, relative to the median
 
 
 def measure_speeds(
@@ -55,6 +67,13 @@ def measure_rates(
     step: Callable[[], Any], examples: float, comm: Comm | None = None, timing: Timing | None = None
 ) -> list[float]:
     """Examples per second of all workers."""
+    return [rate.median for rate in repeated_rates(step, examples, comm, timing)]
+
+
+def repeated_rates(
+    step: Callable[[], Any], examples: float, comm: Comm | None = None, timing: Timing | None = None
+) -> list[Rate]:
+    """The same, and how far the repetitions are apart."""
     from ..comm.base import barrier
     from ..comm.current import current_comm
 
@@ -64,18 +83,27 @@ def measure_rates(
     comm = comm or current_comm()
     for _ in range(timing.warmup):
         step()
-    timings = []
+    timings = []  # seconds of one step
     for _ in range(timing.repetitions):
         barrier(comm)
-        started = time.perf_counter()
-        for _ in range(timing.steps):
+        started, steps, spent = time.perf_counter(), 0, 0.0
+        while steps < timing.steps or spent < timing.seconds:
             step()
-        timings.append(time.perf_counter() - started)
-    spent = statistics.median(timings)
-    rates = comm.gather_objects(examples * timing.steps / spent if spent > 0 else None)
+            steps += 1
+            spent = time.perf_counter() - started
+        timings.append(spent / steps)
+    median = statistics.median(timings)
+    rates = comm.gather_objects(Rate(examples / median, _spread(timings)) if median > 0 else None)
     if any(rate is None for rate in rates):
         raise UserError("the step took no time on some worker: nothing can be said of its speed; make it do real work")
     return rates
+
+
+def _spread(timings: list[float]) -> float:
+    if len(timings) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(timings, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 class Work:
@@ -93,22 +121,27 @@ class Work:
 
 
 def job_rates(job: Job, comm: Comm) -> list[float]:
-    """Examples per second of a job's own step on every worker; simulated ones where a cluster is described.
+    """Examples per second of a job's own step on every worker; simulated ones where a cluster is described."""
+    return [rate.median for rate in repeated_job_rates(job, comm)]
+
+
+def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None) -> list[Rate]:
+    """The same, and how far repetitions are apart.
 
     The step is taken on a model of its own, so that nothing of the training changes.
     """
     from ..core.random import rng_state, set_rng_state
 
-    slow = job.slow_down(comm.rank, comm.size)
+    slow = job.slow_down(comm)
     if comm.virtual:
         # Virtual workers take turns on one processor: only their simulated clock tells them apart.
         with comm.uncounted():
-            return comm.gather_objects(1e6 / comm.computed(1e6 * slow))
+            return comm.gather_objects(Rate(1e6 / comm.computed(1e6 * slow), 0.0))
     kept = rng_state()
     try:
         step, examples = _job_step(job, comm, slow)
         with comm.uncounted():
-            return measure_rates(step, examples, comm)
+            return repeated_rates(step, examples, comm, timing)
     finally:
         set_rng_state(kept)
 
@@ -124,9 +157,9 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
 
     def step() -> None:
         work = Work()
-        inputs, targets = job.train.batch(stream.integers(len(job.train), size=count))
+        batch = moved(job.train.batch(stream.integers(len(job.train), size=count)), job.device)
         with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
-            loss = job.loss(model(inputs.to(job.device)), targets.to(job.device))
+            loss = job.training_loss(model, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         loss.item()  # waits for a device that works in the background

@@ -14,22 +14,28 @@ from ..checkpoint.reshard import mean
 from ..checkpoint.store import read_manifest, read_worker
 from ..core.errors import CheckpointError
 from ..core.random import rng_state, seed_worker, set_rng_state
+from .contents import reading, refuse_other_contents
+from .snapshot import Done
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+_METHODS = ("order", "batch", "period", "sync", "wire")
 
 
 def trained_state(model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any) -> dict[str, Any]:
     """Model, optimizer, random generators, and `others` that have a `state_dict` (or are None)."""
     torch_rng, python_rng, numpy_rng = rng_state()
     kind, keys, *rest = numpy_rng
+    version, words, *gauss = python_rng
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         **{name: None if other is None else other.state_dict() for name, other in others.items()},
         "rng": {
             "torch": torch_rng,
-            "python": python_rng,
+            # As a tensor: 625 numbers take 10 ms to write and to read one by one.
+            "python": (version, torch.tensor(words), *gauss),
             "numpy": (kind, torch.from_numpy(keys.astype("int64")), *rest),
         },
         "classes": _classes(model=model, optimizer=optimizer, **others),
@@ -40,10 +46,13 @@ def load_trained(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, rng: bool = True, **others: Any
 ) -> None:
     """Put back what `trained_state` gave, if it is of the kind that was saved."""
-    refuse_mismatch(state["classes"], _classes(model=model, optimizer=optimizer, **others))
+    refuse_other_classes(state, model, optimizer, **others)
+    options = [set(group) for group in optimizer.param_groups]
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        if any(not names <= set(group) for names, group in zip(options, optimizer.param_groups, strict=True)):
+            raise ValueError("options of the optimizer are missing")
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint is of another model or other parameter groups: {error}") from None
     for name, other in others.items():
@@ -55,7 +64,16 @@ def load_trained(
 
 def load_rng(state: dict[str, Any]) -> None:
     kind, keys, *rest = state["rng"]["numpy"]
-    set_rng_state((state["rng"]["torch"], state["rng"]["python"], (kind, keys.numpy().astype(np.uint32), *rest)))
+    version, words, *others = state["rng"]["python"]
+    words = tuple(words.tolist()) if isinstance(words, torch.Tensor) else words  # numbers before version 0.3
+    python_rng, numpy_rng = (version, words, *others), (kind, keys.numpy().astype(np.uint32), *rest)
+    set_rng_state((state["rng"]["torch"], python_rng, numpy_rng))
+
+
+def refuse_other_classes(
+    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, **others: Any
+) -> None:
+    refuse_mismatch(state["classes"], _classes(model=model, optimizer=optimizer, **others))
 
 
 def _classes(**objects: Any) -> dict[str, str]:
@@ -64,7 +82,9 @@ def _classes(**objects: Any) -> dict[str, str]:
 
 def state_of(worker: Worker) -> dict[str, Any]:
     """The whole state of a worker, as tensors and plain values."""
+    elastic = worker.comm.membership is not None
     return {
+        **({"membership": worker.history, "departed": list(worker.departed)} if elastic else {}),
         **trained_state(worker.model, worker.optimizer, scheduler=worker.scheduler),
         **worker.stepper.state_dict(),
         "reached": worker.control.reached,
@@ -76,11 +96,31 @@ def state_of(worker: Worker) -> dict[str, Any]:
 
 def load_worker(worker: Worker, path: Path) -> None:
     """Put a worker where the checkpoint left it; on another number of workers, where all of them together were."""
-    manifest = read_manifest(path)
-    if manifest["workers"] != worker.comm.size:
-        load_resharded(worker, [read_worker(path, manifest, r) for r in range(manifest["workers"])])
+    manifest, own, fresh = read_manifest(path), worker.comm.rank, state_of(worker)
+    if manifest["workers"] == worker.comm.size:
+        with reading(path, own):
+            state = read_worker(path, manifest, own)
+            refuse_other_classes(state, worker.model, worker.optimizer, scheduler=worker.scheduler)
+            refuse_other_contents(state, fresh, worker.optimizer, {axis: getattr(worker, axis) for axis in _METHODS})
+            put_back(worker, state)
+            _load_membership(worker, state)
         return
-    put_back(worker, read_worker(path, manifest, worker.comm.rank))
+    states = []
+    for rank in range(manifest["workers"]):
+        with reading(path, rank):
+            states.append(read_worker(path, manifest, rank))
+            refuse_other_classes(states[-1], worker.model, worker.optimizer, scheduler=worker.scheduler)
+            kept = {name: value for name, value in fresh.items() if name not in _METHODS}
+            refuse_other_contents(states[-1], kept, worker.optimizer, {})
+    with reading(path, 0):
+        load_resharded(worker, states)
+        _load_membership(worker, states[0])
+
+
+def _load_membership(worker: Worker, state: dict[str, Any]) -> None:
+    """Who came and went before, and what those have done who are here no longer."""
+    worker.history = state.get("membership", [])
+    worker.departed = Done(*state.get("departed", ()))
 
 
 def put_back(worker: Worker, state: dict[str, Any]) -> None:
@@ -108,5 +148,5 @@ def load_resharded(worker: Worker, states: list[dict[str, Any]]) -> None:
     if worker.comm.virtual:
         worker.comm.now = now  # type: ignore[misc]
     worker.position.redistribute([s["position"] for s in states])
-    worker.stepper.keep_buffers()
+    worker.stepper.guard.keep_buffers()
     seed_worker(worker.job.seed + 7919 * clock.step, worker.comm.rank)

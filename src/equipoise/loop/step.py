@@ -18,7 +18,6 @@ from ..batch.base import Batch
 from ..comm.base import Comm
 from ..core.clock import Clock
 from ..core.context import Context, WorkerInfo, no_op_emit
-from ..core.errors import NonFinite
 from ..core.vector import Buffers, Flat
 from ..order.base import Order
 from ..period.base import Period
@@ -27,15 +26,15 @@ from ..sync.none import NoSync
 from ..wire.base import Wire
 from .fresh_gradients import FreshGradients
 from .make_equal import make_equal
-
-_NONFINITE_FIX = "lower the learning rate, fix the data, or pass nonfinite='skip' (--nonfinite skip)"
+from .nonfinite import Guard
 
 
 class Step:
     """One worker's model, optimizer and methods, and the order in which they act.
 
-    On construction all workers receive worker 0's parameters and buffers. `begin`, `before` and `after` are then
-    called once per step; between `before` and `after` the optimizer takes its step, if `before` returned True.
+    On construction all workers receive worker 0's parameters and buffers, unless `equal` is False. `begin`, `before`
+    and `after` are then called once per step; between `before` and `after` the optimizer takes its step, if `before`
+    returned True.
     """
 
     order: Order | None = None
@@ -57,14 +56,17 @@ class Step:
         emit: Callable[..., None] = no_op_emit,
         fresh_gradients: FreshGradients | None = None,
         example_gradients: Callable[[int], list[torch.Tensor]] | None = None,
+        clock: Clock | None = None,
+        equal: bool = True,
     ):
         self.model, self.optimizer, self.comm = model, optimizer, comm
-        self.buffer_policy, self.nonfinite = buffers, nonfinite
+        self.buffer_policy = buffers
         self.flat, self.buffers = Flat(model), Buffers(model)
-        make_equal(comm, model, self.flat)
+        if equal:
+            make_equal(comm, model, self.flat)
         # With one worker there is nobody to talk to: every method is the plain optimizer.
         chosen = sync if comm.size > 1 else NoSync()
-        self.clock = Clock()
+        self.clock = Clock() if clock is None else clock
         self.wire = wire.bind(Context(comm, self.clock, worker, flat=self.flat))
         self.compressed = chosen.takes_wires(comm.size)[0] != "none" and not wire.plain
         self.context = Context(
@@ -77,6 +79,7 @@ class Step:
             clip=clip,
             # A batch rule can add to sums of the vectors themselves, not of their codes.
             averages="" if self.compressed else chosen.averages(),
+            lockstep=period.lockstep,
             fresh_gradients=fresh_gradients,
             example_gradients=example_gradients,
             emit=emit,
@@ -85,11 +88,11 @@ class Step:
         self.sync = chosen.bind(self.context)
         self.talks = not isinstance(self.sync, NoSync)
         self.lockstep = self.period.lockstep or not self.talks
-        self.needs_flat = self.sync.uses_gradient or nonfinite == "skip"
+        self.needs_flat = self.sync.uses_gradient or nonfinite != "stop"
         self.plan = StepPlan()
         self._due = False  # does the period ask for a round, whoever is there to take part?
         self._samples = 0
-        self.keep_buffers()
+        self.guard = Guard(self, nonfinite)
 
     def follow(self, order: Order | None, batch: Batch) -> None:
         """Let an order and a batch rule, bound to this step's context, observe the gradients from now on."""
@@ -111,6 +114,9 @@ class Step:
         self.clock.busy += simulated if self.comm.virtual else seconds
         if not self.comm.described:
             self.comm.ledger.compute += seconds
+        while self.comm.absences:
+            since, until = self.comm.absences.pop(0)
+            self.context.emit("away", since=since, until=until)
 
     def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.
@@ -123,9 +129,10 @@ class Step:
         if clock.batch == 0:
             flat.zero_gradient(self.needs_flat)
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
-        if clock.batch and not self._is_finite(loss, g, examples):
+        if clock.batch and not self.guard.accepts(loss, g, examples):
             clock.batch = 0
-            self._restore_buffers()  # BatchNorm has seen what made the loss NaN
+        if clock.due and self.sync.sends_before_step():
+            self.guard.before_sending()
         piggyback = None
         if self.batch is not None and self.batch.watches:
             piggyback = self.batch.observe(clock.due or (self._due and self.comm.size == 1))
@@ -137,6 +144,8 @@ class Step:
         else:
             self.sync.carry(piggyback)
         self.plan = self.sync.before_step(x, g) or StepPlan()
+        if self.plan.alarm:
+            self.guard.alarm()
         if g is not None:
             flat.scatter_gradient()
         flat.scatter()
@@ -150,6 +159,8 @@ class Step:
         clock, flat = self.clock, self.flat
         if not self.lockstep:
             clock.due = self.period.due(clock)
+        if clock.due and not self.sync.sends_before_step():
+            self.guard.before_sending()
         if clock.due or self.plan.message_arrives:
             self.sync.after_step(flat.gather())
             flat.scatter()
@@ -159,41 +170,11 @@ class Step:
             self.batch.settle()
         clock.step += 1
         clock.samples += self._samples
-        self.keep_buffers()
+        self.guard.keep_buffers()
 
-    # -- values that are not finite ------------------------------------------------------------------------------------
-    def _is_finite(self, loss: float | None, g: torch.Tensor | None, examples: Sequence[int]) -> bool:
-        """False where this step must not count: its gradient is zeroed and has no weight, on all workers alike."""
-        what = None
-        if loss is not None and not math.isfinite(loss):
-            what = f"the loss is {loss}"
-        elif self.nonfinite == "skip" and g is not None and not math.isfinite(g.sum(dtype=torch.float64).item()):
-            what = "the gradient is not finite"
-        if what is None:
-            return True
-        if self.nonfinite == "stop":
-            on = f" on examples {list(examples[:8])}{'...' if len(examples) > 8 else ''}" if len(examples) else ""
-            raise self._error(f"{what}{on}; {_NONFINITE_FIX}", self.clock.step + 1)
-        assert g is not None
-        g.zero_()
-        self.context.emit("skip", reason=what)
-        return False
-
-    def refuse_nonfinite_parameters(self) -> None:
-        """Before a checkpoint is written: it must never keep a model that is lost."""
-        if self.nonfinite == "stop" and not math.isfinite(self.flat.gather().sum(dtype=torch.float64).item()):
-            raise self._error(f"the parameters are not finite; {_NONFINITE_FIX}", self.clock.step)
-
-    def _error(self, what: str, step: int) -> NonFinite:
-        return NonFinite(f"worker {self.comm.rank}, step {step}: {what}", self.comm.rank, step)
-
-    def keep_buffers(self) -> None:
-        """Remember the buffers, for a step that will be skipped. Also called when a model was loaded from outside."""
-        self._kept = [b.clone() for b in self.model.buffers()] if self.nonfinite == "skip" else []
-
-    def _restore_buffers(self) -> None:
-        for buffer, before in zip(self.model.buffers(), self._kept, strict=True):
-            buffer.copy_(before)
+    def sync_state(self) -> dict[str, Any]:
+        """What the sync keeps, as it is now: no copies, and nothing that would wait for a message."""
+        return {name: getattr(self.sync, name) for name in self.sync.STATE if name not in self.sync.in_flight}
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -217,4 +198,4 @@ class Step:
         self.sync.load_state_dict(state["sync"])
         self.wire.load_state_dict(state["wire"])
         self.period.load_state_dict(state["period"])
-        self.keep_buffers()
+        self.guard.keep_buffers()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from torch import nn
 from ..batch.base import Batch
 from ..checkpoint.match import refuse_mismatch
 from ..checkpoint.store import choose, read_manifest
+from ..checkpoint.weights import save_weights
+from ..comm.membership import DEADLINE, Elasticity
 from ..config import defaults
 from ..config.fingerprint import flattened, tables_of
 from ..core.progress_bar import shown
 from ..core.torchrun import rank, under_torchrun, world_size
 from ..data.source import Source
 from ..launch.start import spawn
+from ..launch.take_part import fingerprint_of_the_run, joins_a_run
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -28,10 +33,10 @@ from ..simulate.units import duration
 from ..sync.base import Sync
 from ..wire.base import Wire
 from .blocks import speeds_are_measured
+from .generations import train_worker
 from .job import Job, Length
 from .run_folder import prepare_folder
 from .until import Until
-from .worker import Worker
 
 
 @dataclass
@@ -43,6 +48,10 @@ class Run:
     folder: Path | None = None
     stopped: int = 0  # the exit code asked for, where a signal ended the run
 
+    def save(self, path: str | Path) -> None:
+        """Write the weights of the mean model to a file: safetensors by that suffix, else what torch.load reads."""
+        save_weights(self.model.state_dict(), Path(path))
+
     @property
     def events(self) -> list[dict[str, Any]]:
         from ..observe.events import read_events
@@ -52,9 +61,11 @@ class Run:
 
 def train(
     model: nn.Module | Callable[[], nn.Module],
-    loss: Callable[[Any, Any], torch.Tensor],
+    loss: Callable[[Any, Any], torch.Tensor] | None,
     data: Any,
     *,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     workers: int = 1,
     epochs: float | None = None,
@@ -78,6 +89,8 @@ def train(
     seed: int = 0,
     deterministic: bool = False,
     timeout: float = 300.0,
+    elastic: str | int | Elasticity | None = None,
+    deadline: float = DEADLINE,
     progress: bool = False,
     buffers: str = "local",
     micro: int | None = None,
@@ -96,8 +109,12 @@ def train(
     """Train `model` on `data` with many workers; every axis has a default.
 
     model: a module (left untouched; workers train copies) or a function that makes one.
-    loss: `loss(model(inputs), targets)`, a mean over the batch.
-    data: `(inputs, targets)` tensors or a map-style Dataset of such pairs; `test` likewise, for evaluation.
+    loss: `loss(model(inputs), targets)`, a mean over the batch. None where the model returns its own loss: a scalar,
+        `output.loss` or `output["loss"]`.
+    data: `(inputs, targets)` tensors or a map-style Dataset; `test` likewise, for evaluation. Examples may be tuples,
+        dicts or nested. A dict becomes keyword arguments of the model; its "labels" are the targets.
+    collate: makes a batch of a list of examples; torch's default_collate if left out.
+    metrics: `metric(outputs, targets)`, a mean over the batch, by name. They are evaluated beside loss and accuracy.
     optimizer: a function from parameters to any `torch.optim` optimizer; SGD with lr 0.1 if left out.
     epochs, steps, samples, budget: when to stop, whichever comes first; one epoch if none is given.
     until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it;
@@ -106,12 +123,15 @@ def train(
     virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are
         used.
     device: where the models of the workers live.
+    elastic: "MIN:MAX" lets workers be lost and join while the run goes on, as long as there are MIN (MIN alone: at most
+        `workers`). deadline: seconds after which a worker that does not answer is left out.
     out: a folder for events, checkpoints and the result; `resume=True` goes on from its newest checkpoint.
     deterministic: sum in rank order, so that processes give the bits of virtual workers.
     buffers: BatchNorm statistics at evaluation and rounds: "local", "average" or "recompute".
     micro: most examples per forward pass; larger batches are accumulated.
     clip: the norm to which the combined gradient is clipped. sam: radius of sharpness-aware minimisation.
-    nonfinite: "stop" at a NaN or infinity, or "skip" the step on all workers alike.
+    nonfinite: what happens to a NaN or infinity in one worker: "stop", and name the last good checkpoint; "skip" its
+        step; or "leave-out", so that it goes on from the others' model after the round.
     slow: a slow-down factor for each worker, to emulate stragglers on equal machines.
     checkpoint_every: steps between checkpoints (every epoch if left out), of which the last `keep` stay.
 
@@ -134,8 +154,9 @@ def train(
     job = Job(
         model=make,
         loss=loss,
-        train=Source(data),
-        test=Source(test) if test is not None else None,
+        metrics=metrics or {},
+        train=Source(data, collate),
+        test=Source(test, collate) if test is not None else None,
         length=Length(epochs, steps, samples, duration(budget, "budget") if budget is not None else None),
         optimizer=optimizer or _default_optimizer,
         scheduler=scheduler,
@@ -164,12 +185,19 @@ def train(
         evaluate_every=evaluate_every,
         log_every=log_every,
         tensorboard=tensorboard,
+        elastic=chosen_elasticity(elastic, workers, deadline),
     )
     job.check_fit(workers)
     job.fingerprint = _fingerprint(job)
     if job.folder is not None:
         prepare(job, resume)
     return run_job(job, workers, virtual=virtual, cluster=cluster, deterministic=deterministic, timeout=timeout)
+
+
+def chosen_elasticity(elastic: str | int | Elasticity | None, workers: int, deadline: float) -> Elasticity | None:
+    if elastic is None or isinstance(elastic, Elasticity):
+        return elastic
+    return Elasticity.parse(elastic, workers, deadline)
 
 
 def _default_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -188,7 +216,7 @@ def prepare(job: Job, resume: bool | int) -> None:
     assert job.folder is not None
     if resume is False:
         # Under torchrun every process comes here: the first one alone may claim the folder.
-        prepare_folder(job.folder, first=rank() == 0)
+        prepare_folder(job.folder, first=rank() == 0 and not joins_a_run())
         return
     job.resume = choose(job.folder, None if resume is True else resume)
     refuse_mismatch(read_manifest(job.resume)["fingerprint"], job.fingerprint)
@@ -198,22 +226,46 @@ def run_job(
     job: Job, workers: int, *, virtual: bool, cluster: Cluster | None, deterministic: bool, timeout: float
 ) -> Run:
     """Start the workers of a prepared job and collect what they give."""
-    if job.blocks is None and not under_torchrun() and not speeds_are_measured(job.partition):
+    joins = job.elastic is not None and joins_a_run()
+    if joins:
+        refuse_mismatch(fingerprint_of_the_run(timeout), job.fingerprint)
+    if job.blocks is None and not (joins or under_torchrun() or speeds_are_measured(job.partition)):
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 
-    if not virtual and workers > 1 and not under_torchrun():
+    if not virtual and (workers > 1 or job.elastic is not None) and not under_torchrun():
         # The first optimizer of a process imports much of torch: once here, not in every forked worker.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
     def work(comm: Any) -> tuple[dict[str, Any], Any]:
-        result, state = Worker(job, comm).run()
-        return result, state if comm.rank == 0 or under_torchrun() else None
+        result, state = train_worker(job, comm)
+        return result, state if comm.rank == 0 or job.elastic is not None or under_torchrun() else None
 
     rows = spawn(
-        work, workers, virtual=virtual, cluster=cluster, timeout=timeout, deterministic=deterministic, stop=job.stop
+        work,
+        workers,
+        virtual=virtual,
+        cluster=cluster,
+        timeout=timeout,
+        deterministic=deterministic,
+        stop=job.stop,
+        leave=job.leave,
+        elastic=job.elastic,
+        changes=job.changes,
+        announce=lambda address, store: announce(job, address, store),
     )
     result, state = rows[0]
     model = job.model()
     model.load_state_dict(state)
     return Run(result, model, job.folder, stopped=int(result.pop("stopped")))
+
+
+def announce(job: Job, address: str, store: Any) -> None:
+    """Say where workers can join, and what they need to know."""
+    store.set("fingerprint", json.dumps(job.fingerprint))
+    store.set("recipe", json.dumps(job.recipe))
+    if job.folder is not None:
+        (job.folder / "address").write_text(f"{address}\n")
+    if not job.quiet:
+        where = job.folder if job.folder is not None else address
+        print(f"equipoise: to add a worker: equipoise join {where}", file=sys.stderr, flush=True)

@@ -51,13 +51,14 @@ def standing(worker: Worker, until: Until) -> dict[str, Any]:
     clock, comm = worker.clock, worker.comm
     own = (clock.step, clock.samples, clock.rounds, comm.ledger.bytes, clock.seconds, comm.now)
     steps, samples, rounds, sent, seconds, now = zip(*comm.gather_objects(own), strict=True)
+    departed = worker.departed
     return {
         "metric": until.metric,
         "target": until.target,
         "step": sum(steps) // len(steps),
-        "samples": sum(samples),
+        "samples": sum(samples) + departed.samples,
         "rounds": max(rounds),
-        "bytes": sum(sent),
+        "bytes": sum(sent) + departed.bytes,
         "seconds": max(seconds),
         "simulated_seconds": max(now) if worker.job.described else None,
     }

@@ -24,6 +24,7 @@ from ..core.random import seed_worker
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..order.base import Order
+from .agreement import Agreement
 from .blocks import job_blocks
 from .control import Control
 from .evaluate import EvaluationTask, evaluate, health
@@ -32,10 +33,11 @@ from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
 from .job import Job
 from .lr_schedule import LRSchedule
-from .position import Position
+from .positions import position_of, sizes_of
 from .progress import Asynchronous, Lockstep, Progress
 from .rebalance import rebalance
 from .result import finish
+from .snapshot import Done, Parts
 from .state import load_worker, state_of
 from .step import Step
 
@@ -43,19 +45,23 @@ from .step import Step
 class Worker:
     """One worker of a job, everything in place before the first step."""
 
-    def __init__(self, job: Job, comm: Comm):
+    def __init__(self, job: Job, comm: Comm, *, before: Worker | None = None, begins: bool = True):
+        """`before`: this worker in the last generation. `begins`: the run begins with this one."""
         self.job, self.comm = job, comm
         blocks = job_blocks(job, comm)
         comm.seed = job.seed
-        seed_worker(job.seed, comm.rank)
-        self.model = job.model().to(job.device)
-        self.optimizer = job.optimizer(self.model.parameters())
+        if before is None:
+            seed_worker(job.seed, comm.rank)
+            self.model = job.model().to(job.device)
+            self.optimizer = job.optimizer(self.model.parameters())
+        else:
+            self.model, self.optimizer = before.model, before.optimizer
         self.indices = np.empty(0, dtype=np.int64)  # of the batch at hand
         self.stepper = Step(
             self.model,
             self.optimizer,
             comm,
-            describe(comm, seed=job.seed, sizes=[len(block) for block in blocks]),
+            describe(comm, seed=job.seed, sizes=sizes_of(job.partition, job.batch, blocks)),
             sync=job.sync,
             period=job.period,
             wire=job.wire,
@@ -67,26 +73,42 @@ class Worker:
                 self.model, self._loss_of, comm, total_examples=len(job.train), seed=job.seed
             ),
             example_gradients=self._example_gradients,
+            equal=begins,
         )
         step = self.stepper
         self.flat, self.buffers, self.clock, self.context = step.flat, step.buffers, step.clock, step.context
         self.sync, self.wire, self.period = step.sync, step.wire, step.period
-        order, batch = job.order.bind(self.context), job.batch.bind(self.context)
-        step.follow(order, batch)
-        self.scheduler = job.scheduler(self.optimizer) if job.scheduler is not None else None
+        self.position = position_of(
+            job.partition,
+            self.context,
+            blocks,
+            job.order,
+            job.batch,
+            drop_last=job.drop_last,
+            lockstep=step.lockstep,
+            shared=comm.membership is not None,
+        )
+        step.follow(self.position.order, self.position.batch)
+        self.scheduler = None
+        if job.scheduler is not None:
+            self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
         self.progress: Progress = Lockstep(self) if step.lockstep else Asynchronous(self)
-        self.position = Position(self.context, blocks, order, batch, job.drop_last, step.lockstep)
-        self.slow = job.slow_down(comm.rank, comm.size)
+        self.slow = job.slow_down(comm)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
         self.control = Control(self)
+        self.agreement: Agreement | None = None  # where workers may come and go
+        self.arrival: dict[str, Any] | None = None  # how this generation began, unless it is the first
+        self.history: list[dict[str, Any]] = []  # of the membership
+        self.departed = Done()
         if isinstance(self.scheduler, LRSchedule):
             self.scheduler.follow(self)
         console = None if job.quiet else Console(self.clock, self._total_steps)
         self.observer = Observer(
             comm, self.clock, job.folder, described=job.described, console=console, tensorboard=job.tensorboard
         )
+        step.guard.folder = job.folder
         self.store = Store(comm, job.folder, job.keep, job.resume) if job.folder is not None else None
-        if job.resume is not None:
+        if job.resume is not None and begins:
             load_worker(self, job.resume)
 
     @property
@@ -94,7 +116,9 @@ class Worker:
         """What models are evaluated on: the test data, or the training data where there is none."""
         job = self.job
         statistics = (job.train, self.position.block) if job.buffers == "recompute" else None
-        return EvaluationTask(job.test if job.test is not None else job.train, job.loss, job.device, statistics)
+        return EvaluationTask(
+            job.test if job.test is not None else job.train, job.training_loss, job.device, statistics
+        )
 
     @property
     def order(self) -> Order:
@@ -113,7 +137,8 @@ class Worker:
             self.observer.started(
                 resumed=self.job.resume is not None,
                 examples=self.context.worker.examples,
-                classes=class_counts(self.job.train.view().labels, self.position.block),
+                classes=class_counts(self.job.train.view().labels, self.position.own_block),
+                arrival=self.arrival,
             )
             stopped = 0
             self.control.begin()
@@ -126,8 +151,17 @@ class Worker:
                 loss = self.step()
                 self.clock.seconds += time.perf_counter() - started
                 stopped = self.control.after(loss)
-                self.evaluate_and_save(stopped)
+                if self.agreement is None and (self.clock.due or not self.stepper.talks):
+                    self.position.confirm()
+                saved = self.evaluate_and_save(stopped)
+                if self.agreement is not None and not stopped:
+                    self.agreement.after_step(self.parts(), always=saved)
+                    if self.agreement.stopped:
+                        stopped = self.agreement.stopped
+                        self.evaluate_and_save(stopped)
             self.sync.finish()
+            if not stopped:
+                self.position.confirm()
             return finish(self, stopped)
 
     def step(self) -> float:
@@ -145,25 +179,49 @@ class Worker:
             self.scheduler.step()
         return loss
 
-    def evaluate_and_save(self, stopped: int) -> None:
-        """Evaluate and checkpoint where they are due; neither touches the training state."""
+    def parts(self) -> Parts:
+        """What another generation of this run goes on with."""
+        plain: dict[str, Any] = {"reached": self.control.reached, "history": self.history, "departed": self.departed}
+        if isinstance(self.scheduler, LRSchedule):
+            plain["first_batch"] = self.scheduler.first
+        return Parts(self.stepper, self.position, {"scheduler": self.scheduler}, plain)
+
+    def adopt(self, parts: Parts) -> None:
+        """Take over the plain values of another generation, or of another worker."""
+        plain = parts.plain
+        self.control.reached, self.history, self.departed = plain["reached"], plain["history"], plain["departed"]
+        if isinstance(self.scheduler, LRSchedule):
+            self.scheduler.first = plain["first_batch"]
+            self.scheduler.step()
+
+    def evaluate_and_save(self, stopped: int) -> bool:
+        """Evaluate and checkpoint where they are due; neither touches the training state. Was a checkpoint written?"""
         job, progress = self.job, self.progress
         if not progress.meeting:
-            return
+            return False
         ended = self.control.over()
-        if progress.epoch_passed(job.evaluate_every) and not (ended or stopped):
-            models = evaluate(self.stepper, self.task, ("mean", "centre"))
+        every = job.checkpoint_every
+        due = progress.step_passed(every) if every is not None else progress.epoch_passed(1)
+        judged = progress.epoch_passed(job.evaluate_every) and not (ended or stopped)
+        if judged or due or ended or stopped:
+            self.stepper.guard.meet()
+        if judged:
+            with self.comm.at_work():
+                models = evaluate(self.stepper, self.task, ("mean", "centre"))
             ended = self.control.judge(models)
             if not ended:  # the end evaluates by itself
                 self.observer.evaluated(models, health(self.stepper))
-        every = job.checkpoint_every
-        due = progress.step_passed(every) if every is not None else progress.epoch_passed(1)
-        if not (due or ended or stopped):
-            return
-        self.stepper.refuse_nonfinite_parameters()
-        if self.store is not None:
-            path = self.store.save(state_of(self), progress.steps, self.clock.epoch, job.fingerprint)
-            self.observer.emit("checkpoint", path=path.name)
+        if self.store is None or not (due or ended or stopped):
+            return False
+        self.save()
+        return True
+
+    def save(self) -> None:
+        """Write a checkpoint; all workers do so together."""
+        assert self.store is not None
+        with self.comm.at_work():
+            path = self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
+        self.observer.emit("checkpoint", path=path.name)
 
     def _total_steps(self) -> int | None:
         """Steps to the end as far as they are known now; None where only a budget ends the run."""
@@ -174,7 +232,7 @@ class Worker:
         if length.epochs is not None:
             return max(1, round(length.epochs * per_epoch))
         if length.samples is not None:
-            return max(1, round(length.samples / sum(map(len, position.blocks)) * per_epoch))
+            return max(1, round(length.samples / len(self.job.train) * per_epoch))
         return None
 
     def _loss_of(self, indices: np.ndarray) -> torch.Tensor:

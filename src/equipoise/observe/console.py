@@ -66,6 +66,13 @@ class Console:
         if self.bar is None:
             self._print("evaluated" + "".join(f"  {n} loss {m['loss']:.4f}" for n, m in models.items()) + self.metrics)
 
+    def changed(self, arrival: dict[str, Any]) -> None:
+        """One line for a change of membership."""
+        lost = [str(row["text"]) for row in arrival["lost"]]
+        came = [f"worker {worker} joined" for worker in arrival["joined"]]
+        workers, step = len(arrival["members"]), self.clock.step
+        self._print(f"{'; '.join(lost + came)}; {workers} workers go on from step {step}")
+
     def _print(self, text: str) -> None:
         self.last_printed = time.monotonic()
         clock = self.clock

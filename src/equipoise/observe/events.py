@@ -32,8 +32,9 @@ def parse_events(text: str) -> tuple[list[dict[str, Any]], int]:
         if not isinstance(event, dict) or any(name not in event for name in _FIELDS):
             damaged += 1
             continue
-        # All workers write "resume" before any of them writes another event: they synchronise first.
-        if event["event"] == "resume":
+        # All workers write "resume" before any of them writes another event: they synchronise first. So they do when
+        # workers come or go, and the others return to the last round that all have.
+        if event["event"] in ("resume", "membership"):
             resumed[event["worker"]] = event["step"]
         elif resumed:
             events, resumed = _cut(events, resumed), {}

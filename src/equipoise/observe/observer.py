@@ -36,12 +36,17 @@ class Observer:
         console: Console | None = None,
         tensorboard: bool = False,
     ):
-        self.comm, self.clock, self.folder, self.described = comm, clock, folder, described
-        self.first = comm.rank == 0
-        self.console = console if self.first else None
-        self.tensorboard = tensorboard and self.first
+        self.clock, self.folder, self.described = clock, folder, described
+        self._console, self._tensorboard = console, tensorboard
+        self.follow(comm)
         self.handle: int | None = None
         self.board: Any = None
+
+    def follow(self, comm: Comm) -> None:
+        """Report for this comm: the first worker may be another one than before."""
+        self.comm, self.first = comm, comm.rank == 0
+        self.console = self._console if self.first else None
+        self.tensorboard = self._tensorboard and self.first
 
     def __enter__(self) -> Observer:
         if self.folder is not None:
@@ -66,9 +71,17 @@ class Observer:
             os.close(self.handle)
             self.handle = None
 
-    def started(self, *, resumed: bool, examples: int, classes: list[int] | None) -> None:
-        """The first event: the number of examples of this worker and their classes."""
-        self.emit("resume" if resumed else "start", examples=examples, classes=classes)
+    def started(
+        self, *, resumed: bool, examples: int, classes: list[int] | None, arrival: dict[str, Any] | None = None
+    ) -> None:
+        """The first event: the number of examples of this worker and their classes.
+
+        arrival: how this generation of workers came about, where it is not the first.
+        """
+        event = "membership" if arrival is not None else "resume" if resumed else "start"
+        self.emit(event, examples=examples, classes=classes, **(arrival or {}))
+        if arrival is not None and self.console is not None:
+            self.console.changed(arrival)
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event with the worker and its counters."""
@@ -77,7 +90,7 @@ class Observer:
         clock, comm = self.clock, self.comm
         line = {
             "event": event,
-            "worker": comm.rank,
+            "worker": comm.worker,
             "step": clock.step,
             "epoch": clock.epoch,
             "samples": clock.samples,
@@ -128,9 +141,9 @@ class Observer:
             temporary.replace(self.folder / "result.json")
 
 
-def class_counts(labels: npt.NDArray[Any] | None, block: npt.NDArray[Any]) -> list[int] | None:
-    """The number of examples of each class in a block; None if the data has no classes, or very many."""
-    if labels is None or labels.min() < 0 or labels.max() >= _CLASSES:
+def class_counts(labels: npt.NDArray[Any] | None, block: npt.NDArray[Any] | None) -> list[int] | None:
+    """The number of examples of each class in a block; None if there is none, or no classes, or very many."""
+    if labels is None or block is None or labels.min() < 0 or labels.max() >= _CLASSES:
         return None
     counts: list[int] = np.bincount(labels[block], minlength=int(labels.max()) + 1).tolist()
     return counts

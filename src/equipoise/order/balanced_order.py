@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from ..core.errors import UserError
 from ..core.method import option
@@ -24,6 +25,7 @@ class BalancedOrder(Order):
     """An order that assigns signs to gradients. A method fills `make_builder`. Final here: options, epochs, state."""
 
     watches: ClassVar[bool] = True
+    LATE: ClassVar[dict[str, type]] = {"total": torch.Tensor, "prefix": torch.Tensor, "carried": dict}
     STATE: ClassVar[tuple[str, ...]] = ("learned",)
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 
@@ -68,8 +70,10 @@ class BalancedOrder(Order):
 
     @property
     def learned(self) -> dict[str, Any]:
-        return self.builder.state()
+        return {**self.builder.state(), "signal": self.watcher.state_dict()}
 
     @learned.setter
     def learned(self, state: dict[str, Any]) -> None:
         self.builder.load(state)
+        if "signal" in state:  # checkpoints of 0.2.0 have none
+            self.watcher.load_state_dict(state["signal"])

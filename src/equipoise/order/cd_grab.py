@@ -60,6 +60,7 @@ class CDGraB(BalancedOrder):
     )
 
     coordinated: ClassVar[bool] = True
+    LATE: ClassVar[dict[str, type]] = {**BalancedOrder.LATE, "layout": dict}
     STATE: ClassVar[tuple[str, ...]] = (
         *BalancedOrder.STATE,
         "mode",

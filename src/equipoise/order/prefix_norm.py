@@ -65,9 +65,10 @@ class PrefixNorm:
     def record(self, signed: TermSigns, units: int) -> None:
         """Called after every step, also one without terms: snapshots of all workers belong to the same steps."""
         squares = float(signed.squares.sum())
-        self.squares += squares / units  # a difference has the variance of both its units
-        self.terms += len(signed.signs)
-        if len(signed.squares) and signed.cross > 0:  # False also where it is nan
+        if math.isfinite(squares):  # squares of finite gradients may overflow
+            self.squares += squares / units  # a difference has the variance of both its units
+            self.terms += len(signed.signs)
+        if len(signed.squares) and 0 < signed.cross < math.inf:  # False also where it is nan
             self.cross += signed.cross / max((squares / len(signed.squares)) ** 2, 1e-300)
             self.batches += 1
         self.steps += 1

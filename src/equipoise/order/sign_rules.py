@@ -28,6 +28,8 @@ def halving(product: float, square: float, memory: dict[str, float], draw: Draw)
     """
     if square == 0:
         return 1
+    if not math.isfinite(square):
+        return greedy(product, square, memory, draw)  # such a norm would never be forgotten
     memory["count"] = memory.get("count", 0.0) + 1
     spread = memory.get("spread", 0.0)
     epoch, terms = memory.get("epochs", 1.0), memory.get("terms", 1.0)
@@ -48,6 +50,8 @@ def walk(product: float, square: float, memory: dict[str, float], draw: Draw) ->
     The rule of the proofs. Its constant is far too conservative in practice: a random order is not much worse.
     Reference: Alweiss, Liu, Sawhney, Discrepancy minimization via a self-balancing walk, 2020.
     """
+    if not math.isfinite(square):
+        return greedy(product, square, memory, draw)  # such a norm would never be forgotten
     longest = memory["longest"] = max(memory.get("longest", 0.0), square)
     if longest == 0:
         return 1

@@ -5,6 +5,7 @@ from .contiguous import Contiguous as Contiguous
 from .dirichlet import Dirichlet as Dirichlet
 from .from_file import FromFile as FromFile
 from .iid import IID as IID
+from .queue import Queue as Queue
 from .shards import Shards as Shards
 from .sorted import Sorted as Sorted
 from .stratified import Stratified as Stratified

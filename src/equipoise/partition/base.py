@@ -19,6 +19,8 @@ class Partition(Configurable):
 
     axis: ClassVar[str] = "partition"
 
+    claimed: ClassVar[bool] = False  # do workers claim batches of one list, instead of owning a block each?
+
     @abstractmethod
     def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
         """One array of example indices per worker; every example is in exactly one of them."""

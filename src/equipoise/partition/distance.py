@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .moderate import moderate
+
 DENSE = 2000  # examples of a class up to which the kernel is exact
 _FREQUENCIES = 512  # each gives a cosine and a sine
 _SAMPLE = 1000  # examples that the median is taken over
@@ -29,6 +31,7 @@ class Distances(NamedTuple):
 def distances(features: np.ndarray, owners: list[np.ndarray], workers: int, seed: int = 0) -> Distances:
     """`owners`: for each split, the worker of every example of one class."""
     n = len(features)
+    features, unit = moderate(features)
     x = features.astype(np.float32)
     x -= x.mean(0, dtype=np.float64).astype(np.float32)
     members = np.zeros((len(owners), workers, n), dtype=np.float32)
@@ -52,7 +55,7 @@ def distances(features: np.ndarray, owners: list[np.ndarray], workers: int, seed
         inside = weights.astype(np.float64) @ squares - (centres**2).sum(1)
         spread = inside / max(squares.mean(), np.finfo(float).tiny)
     shape = counts.shape
-    return Distances(mmd2.reshape(shape), np.sqrt((centres**2).sum(1)).reshape(shape), spread.reshape(shape))
+    return Distances(mmd2.reshape(shape), unit * np.sqrt((centres**2).sum(1)).reshape(shape), spread.reshape(shape))
 
 
 def _median_squared_distance(x: np.ndarray) -> float:

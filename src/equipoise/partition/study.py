@@ -51,6 +51,8 @@ def study(
     from ..config.registry import name_of
     from ..data.features import feature_array
 
+    if partition.claimed:
+        raise UserError(f"{name_of(partition)} has no blocks to report on: workers claim examples while they train")
     started = time.perf_counter()
     plan = getattr(partition, "plan", None)
     notes: list[str] = []

@@ -19,6 +19,7 @@ from .payload import CAPTIONS, payload
 from .runs import LoadedRun, load_runs, print_notes
 from .sections import citations, topologies
 from .tables import final_results, recipes, worker_rows
+from .timeline import who_was_there
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -73,7 +74,7 @@ def page(runs: list[LoadedRun], *, title: str = "", sentence: str = "", front: T
         parts.append(f'<p class="note">{html.escape(NO_PLOTLY)}</p>')
     elif data["plots"]:
         parts += _figures(data)
-    parts += [*_final_results(runs), *graphs, *_recipes(runs), *citations(runs)]
+    parts += [*who_was_there(runs), *_final_results(runs), *graphs, *_recipes(runs), *citations(runs)]
     if script is not None and data["plots"]:
         parts += _scripts(script, data)
     return document(title, parts)

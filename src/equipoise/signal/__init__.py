@@ -32,3 +32,7 @@ def signal_of(name: str, group: int) -> Signal:
 def view_from_state(state: dict[str, Any]) -> GradientView:
     """The view that `GradientView.state` described."""
     return Rows(state["rows"], state["sizes"]) if "rows" in state else FactorView.from_state(state)
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name, value in globals().items() if isinstance(value, type))

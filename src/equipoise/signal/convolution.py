@@ -71,10 +71,15 @@ class ConvolutionFactors(LayerFactors):
 
 
 def convolution(
-    module: nn.Conv1d | nn.Conv2d, spans: tuple[Span | None, ...], a: torch.Tensor, b: torch.Tensor
+    module: nn.Conv1d | nn.Conv2d,
+    spans: tuple[Span | None, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    padded: bool = True,
 ) -> ConvolutionFactors:
     """Padding is applied to the images, so that all its modes are one case; a 1-d input is an image of height 1."""
-    if any(module._reversed_padding_repeated_twice):
+    if padded and any(module._reversed_padding_repeated_twice):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
     kernel, stride, dilation = tuple(module.kernel_size), tuple(module.stride), tuple(module.dilation)

@@ -1,24 +1,24 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from ..core.errors import UserError
 from .base import SAMPLE, Signal
+from .coverage import Coverage
 from .factor_view import FactorView
 from .fused import FusedCall, fused_calls, is_fused
 from .hooks import LayerCall, layer_calls, refuse_batch_norm
 from .layer_factors import LayerFactors, LinearFactors, Span
-from .layer_rules import ParameterSpans, Rule, rule_of
+from .layer_rules import ParameterSpans, Rule, idle, rule_of
+from .model_calls import model_calls
+from .replay_view import ModelCall
 
 _ROUNDING = 32  # units in the last place
-_CHECK_EVERY = 4  # views between two checks of a gradient
-_TOLERANCE = 0.05  # of the norm of a parameter's gradient: half precision differs by more than rounding
 
 
 @dataclass
@@ -28,36 +28,60 @@ class Exact(Signal):
         <S, g_i> = sum over layers of sum_t b_it' S a_it
 
     Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included, and the linear maps inside
-    LSTM, GRU, RNN and MultiheadAttention, which are recomputed. The first pass compares the sum over examples with the
-    gradient that backward computed: a parameter for which they differ (a bare parameter, a layer without a rule, a
-    weight that is used elsewhere too) is left out, and the log says so once. The order stays valid, it only uses less.
+    LSTM, GRU, RNN and MultiheadAttention, which are recomputed. In the passes 1, 2, 4, 8, ..., and when a gradient that
+    was zero no longer is, the gradient of half of the examples is computed by repeating the model. A parameter for
+    which it differs (a bare parameter, a layer without a rule, one whose input does not have the examples first) is
+    left out, and the log says so once. The order stays valid, it only uses less. A penalty in the loss belongs to no
+    example.
 
     The first dimension of every layer's input must be the examples. The view is valid until the next pass begins.
 
     Reference: Wang et al., Data Shapley in One Training Run, ICLR 2025 (the products); Bu et al. 2022 (ghost norms).
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("coverage_state",)
+
     def init_state(self) -> None:
-        self.model: nn.Module | None = None
+        self.coverage: Coverage | None = None
+        self.saved: dict[str, Any] | None = None  # of a coverage that was loaded, until the model is known
         self.passes: list[tuple[list[LayerFactors], int]] = []
         self.before = torch.zeros(0)
+        self.trusted: dict[Span | None, nn.Parameter] = {}  # whose gradient is the sum over the examples
+        self.fused: list[nn.Module] = []
+
+    @property
+    def coverage_state(self) -> dict[str, Any] | None:
+        return self.saved if self.coverage is None else self.coverage.state()
+
+    @coverage_state.setter
+    def coverage_state(self, state: dict[str, Any] | None) -> None:
+        self.coverage, self.saved = None, state
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
-        if model is not self.model:
+        if self.coverage is None or model is not self.coverage.model:
             refuse_batch_norm(model)
             self._lay_out(model)
-            earlier = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
-        elif not self.passes:
+        coverage = self.coverage
+        assert coverage is not None
+        kept = coverage.begin_pass()
+        earlier = [g if g is None else g.clone() for g in self._gradients()] if coverage.planned else None
+        if not self.passes:
             self.before = self._sample(self._gradients())
-        with layer_calls(self.rules) as calls, fused_calls(self.fused) as fused:
+        whole: list[ModelCall] = []
+        repeatable = model_calls(model, examples) if kept else contextlib.nullcontext(whole)
+        with repeatable as whole, layer_calls(self.rules) as calls, fused_calls(self.fused) as fused:
             yield
         layers = self._factors(calls, fused, examples)
-        if model is not self.model:
-            if self._leave_out_mismatches(layers, earlier, examples):
+        if coverage.asks:
+            wrong = coverage.check(layers, whole, earlier, examples)
+            coverage.report(wrong, self.context.rank)
+            if wrong:
+                self.spans = coverage.spans
+                self.trusted = {} if coverage.muted else self.trusted
                 layers = self._factors(calls, fused, examples)
-            self.before = self._sample(earlier)
-            self.model = model
+                if earlier is not None and not self.passes:
+                    self.before = self._sample(earlier)
         self.passes.append((layers, examples))
 
     def forget(self) -> None:
@@ -84,18 +108,19 @@ class Exact(Signal):
         """The weights' gradients that are the sum over these examples and nothing else.
 
         A penalty, a hook on the gradient or half precision would make S drift. So one row of one layer is recomputed
-        every few views, and of every layer in the first view; a layer that fails once is not trusted any more.
+        in every view, and of every layer in the first view; after a failure no gradient is trusted any more.
         """
-        known = [f for f in view.direct if isinstance(f, LinearFactors) and f.weight in self.trusted]
-        turn, rest = divmod(self.views, _CHECK_EVERY)
+        known = [f for f in view.direct if isinstance(f, LinearFactors) and self._gradient_at(f.weight) is not None]
         self.views += 1
-        checked = known if self.views == 1 else known[turn % len(known) :][:1] if known and not rest else []
+        checked = known if self.views == 1 else known[self.views % len(known) :][:1] if known else []
         for factors in checked:
             row, gradient = self.views % factors.shape[3], self._gradient_at(factors.weight)
+            assert gradient is not None
             b, a = factors.b[:, :, row].flatten(), factors.a.flatten(0, 1)
             tolerance = _ROUNDING * torch.finfo(self.dtype).eps * float(b.norm() * a.norm())
-            if gradient is None or float((gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()) > tolerance:
-                del self.trusted[factors.weight]
+            if float((gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()) > tolerance:
+                self.trusted = {}  # what changes one of them will change others
+                return {}
         summed = {}
         for factors in known:
             gradient = self._gradient_at(factors.weight)
@@ -108,14 +133,13 @@ class Exact(Signal):
         return gradient.detach() if gradient is not None and gradient.dtype == self.dtype else None
 
     def _lay_out(self, model: nn.Module) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
-        self.spans: dict[int, Span] = {}  # id of a parameter -> where it lies in the flat vector
-        self.dimension = 0
-        for p in self.parameters:
-            self.spans[id(p)] = Span(self.dimension, self.dimension + p.numel())
-            self.dimension += p.numel()
-        self.trusted: dict[Span | None, nn.Parameter] = {self.spans[id(p)]: p for p in self.parameters}
+        self.coverage = Coverage(model, self.saved)
+        self.saved = None
+        self.parameters = list(self.coverage.parameters.values())
+        self.dimension, self.dtype, self.one = self.coverage.dimension, self.coverage.dtype, self.coverage.one
+        self.spans = self.coverage.spans
+        known = {} if self.coverage.muted else self.coverage.parameters
+        self.trusted = {self.coverage.places[name]: p for name, p in known.items()}
         self.views = 0
         self.rules: dict[nn.Module, Rule] = {}
         for module in model.modules():
@@ -123,60 +147,33 @@ class Exact(Signal):
             if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
                 self.rules[module] = rule
         self.fused = [m for m in model.modules() if is_fused(m) and any(p.requires_grad for p in m.parameters())]
-        self.dtype = torch.float64 if self.parameters[0].dtype == torch.float64 else torch.float32
-        self.one = torch.ones((), dtype=self.dtype, device=self.parameters[0].device)
 
     def _spans_of(self, module: nn.Module) -> ParameterSpans:
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         return self.spans.get(id(weight)), self.spans.get(id(bias))
 
     def _factors(self, calls: list[LayerCall], fused: list[FusedCall], examples: int) -> list[LayerFactors]:
-        layers: list[LayerFactors] = []
+        """In the order of the model's layers, with zeros for those that this pass did not go through."""
+        assert self.coverage is not None
+        of_layer: dict[nn.Module, list[LayerFactors]] = {module: [] for module in self.rules}
+        called = {call.module for call in calls}
         for call in calls:
             spans = self._spans_of(call.module)
             if len(call.a) == examples == call.shape[0] and any(spans):
                 factors = call.factors(self.rules[call.module], spans, self.dtype)
                 if factors is not None:
-                    layers.append(factors)
+                    of_layer[call.module].append(factors)
+        for module in self.rules.keys() - called:
+            spans = self._spans_of(module)
+            if any(spans):
+                of_layer[module].append(idle(module, spans, examples, self.one))
+        layers = [factors for several in of_layer.values() for factors in several]
         for fused_call in fused:
             layers += fused_call.factors(lambda p: self.spans.get(id(p)), examples, self.dtype)
-        return layers
-
-    @torch.no_grad()
-    def _leave_out_mismatches(
-        self, layers: list[LayerFactors], earlier: list[torch.Tensor | None], examples: int
-    ) -> bool:
-        """Drop the parameters whose gradient is not the sum over the examples; True if there are any."""
-        view = FactorView(layers, self.one.new_ones(examples), self.dimension)
-        vector = view.vector(self.one.new_ones(examples))
-        missed = []
-        for name, p, old in zip(self.names, self.parameters, earlier, strict=True):
-            if p.grad is None:
-                continue
-            true = (p.grad if old is None else p.grad - old).detach().to(self.dtype).reshape(-1)
-            if float((vector[slice(*self.spans[id(p)])] - true).norm()) > _TOLERANCE * float(true.norm()):
-                missed.append((name, p.numel()))
-                del self.spans[id(p)]
-        if not missed:
-            return False
-        share = sum(size for _, size in missed) / self.dimension
-        names = ", ".join(name for name, _ in missed[:6]) + (", ..." if len(missed) > 6 else "")
-        fix = (
-            "--order.signal forward covers any model, --order.signal batch --order.group SIZE uses gradients of groups"
-        )
-        if not self.spans:
-            raise UserError(f"no parameter is in a layer with a rule ({names}): {fix}")
-        if self.context.rank == 0:
-            logging.getLogger("equipoise").warning(
-                "the order ignores %.1f %% of the parameters (%s): no rule for their layer; %s",
-                100 * share,
-                names,
-                fix,
-            )
-        return True
+        return self.coverage.audible(layers)
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        return [p.grad for p in self.parameters]
+        return [None if p.grad is None else p.grad.detach() for p in self.parameters]
 
     def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
         """Evenly spaced coordinates of the gradient: enough to estimate its norm, at no cost beside a step."""

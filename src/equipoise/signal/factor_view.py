@@ -45,10 +45,9 @@ class FactorView(GradientView):
         return view
 
     def _plan_all(self, layers: list[LayerFactors]) -> None:
-        uses = Counter(factors.weight for factors in layers)
-        for factors in layers:
-            tied = factors.weight is not None and uses[factors.weight] > 1
-            self._plan(factors, tied)
+        tied = _tied(layers)
+        for number, factors in enumerate(layers):
+            self._plan(factors, number in tied)
 
     def _plan(self, factors: LayerFactors, tied: bool) -> None:
         if isinstance(factors, (LinearFactors, ConvolutionFactors)):
@@ -115,8 +114,13 @@ class FactorView(GradientView):
                 replace(factors, weight=None).add_to(vector, weights)
 
     def regions(self) -> list[slice]:
-        spans = {span for factors in self.streamed for span in factors.spans()}
-        return [slice(*span) for span in sorted(spans)]
+        merged: list[Span] = []
+        for span in sorted(span for factors in self.streamed for span in factors.spans()):
+            if merged and span.start < merged[-1].stop:
+                merged[-1] = Span(merged[-1].start, max(merged[-1].stop, span.stop))
+            else:
+                merged.append(span)
+        return [slice(*span) for span in merged]
 
     def add_regions_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         nonzero = weights.nonzero().flatten()
@@ -150,11 +154,7 @@ class FactorView(GradientView):
 
     def join(self, later: GradientView) -> FactorView:
         assert isinstance(later, FactorView)
-        assert len(self.layers) == len(later.layers), "the two batches went through different layers"
-        layers = []
-        for own, theirs in zip(self.layers, later.layers, strict=True):
-            first, second = own.tensors(), theirs.tensors()
-            layers.append(own.with_tensors({name: _cat(first[name], second[name]) for name in first}))
+        layers = [_joined(*pair, self.items, later.items) for pair in _pairs(self.layers, later.layers)]
         joined = FactorView(layers, torch.cat([self.scale, later.scale]), self.dimension)
         joined.summed, joined.first = later.summed, self.items + later.first
         return joined
@@ -169,6 +169,55 @@ class FactorView(GradientView):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> FactorView:
         return cls([_factors_from(row) for row in state["layers"]], state["scale"], state["dimension"])
+
+
+def _tied(layers: list[LayerFactors]) -> set[int]:
+    """The layers that share a coordinate with another one: a weight or a bias, or a part of a packed weight."""
+    tied: set[int] = set()
+    group: set[int] = set()
+    stop = -1
+    for span, number in sorted((span, number) for number, factors in enumerate(layers) for span in factors.spans()):
+        group = group | {number} if span.start < stop else {number}
+        stop = max(stop, span.stop)
+        tied |= group if len(group) > 1 else set()
+    return tied
+
+
+Pair = tuple[LayerFactors | None, LayerFactors | None]
+
+
+def _pairs(first: list[LayerFactors], second: list[LayerFactors]) -> list[Pair]:
+    """The factors of the same parameters in two batches; None where one batch did not go through that layer."""
+    waiting: dict[tuple[Span | None, Span | None], list[LayerFactors]] = {}
+    for factors in second:
+        waiting.setdefault((factors.weight, factors.bias), []).append(factors)
+    pairs: list[Pair] = []
+    for factors in first:
+        same = waiting.get((factors.weight, factors.bias))
+        pairs.append((factors, same.pop(0) if same else None))
+    return pairs + [(None, factors) for rest in waiting.values() for factors in rest]
+
+
+def _joined(first: LayerFactors | None, second: LayerFactors | None, items: int, later: int) -> LayerFactors:
+    """The rows of both; zeros for a batch that did not go through this layer."""
+    if first is None or second is None:
+        known = first if first is not None else second
+        assert known is not None
+        rows = items if first is None else later
+        zeros = known.with_tensors({name: t.new_zeros(rows, *t.shape[1:]) for name, t in known.tensors().items()})
+        first, second = (known, zeros) if first is not None else (zeros, known)
+    if isinstance(first, ConvolutionFactors) and isinstance(second, ConvolutionFactors):
+        if first.a.shape[1:] != second.a.shape[1:]:  # images of other sizes
+            grouped = first.groups > 1
+            first, second = (c.materialize() if grouped else c.linear() for c in (first, second))
+    elif type(first) is not type(second):  # one of them was converted before
+        first, second = _as_gradients(first), _as_gradients(second)
+    a, b = first.tensors(), second.tensors()
+    return first.with_tensors({name: _cat(a[name], b[name]) for name in a})
+
+
+def _as_gradients(factors: LayerFactors) -> LayerFactors:
+    return factors.materialize() if isinstance(factors, (LinearFactors, ConvolutionFactors)) else factors
 
 
 _KINDS: dict[str, type[LayerFactors]] = {

@@ -3,16 +3,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ..core.errors import UserError
 from .base import Signal, sample_of
-from .hooks import on_gradient, refuse_batch_norm
-from .replay_view import ModelCall, ReplayView, random_states
+from .hooks import refuse_batch_norm
+from .model_calls import model_calls
+from .replay_view import ModelCall, ReplayView
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Forward(Signal):
             self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.calls:
             self.before = sample_of(self.parameters.values())
-        with _model_calls(model, examples) as calls:
+        with model_calls(model, examples) as calls:
             yield
         trained = [call for call in calls if any(b is not None for b in call.b)]
         if not trained:
@@ -65,36 +64,3 @@ class Forward(Signal):
         view.sample = (sample_of(self.parameters.values()) - self.before) * view.items
         view.gradient_is_sum = not self.before.any()
         return view
-
-
-@contextlib.contextmanager
-def _model_calls(model: nn.Module, examples: int) -> Iterator[list[ModelCall]]:
-    """The calls of the model inside the block, with the random states that they began with."""
-    calls: list[ModelCall] = []
-    began: list[list[torch.Tensor]] = []
-
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        began.append(random_states(module))
-
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        states = began.pop()
-        leaves = tree_leaves(output)
-        if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            return  # an evaluation
-        ended = random_states(module)
-        random = any(not torch.equal(one, two) for one, two in zip(states, ended, strict=True))
-        call = ModelCall(args, kwargs, examples, states, random, [None] * len(leaves))
-        calls.append(call)
-        for number, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.ndim and len(leaf) == examples:
-                on_gradient(leaf, call.keeper(number))
-
-    handles = [
-        model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(after, with_kwargs=True),
-    ]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()

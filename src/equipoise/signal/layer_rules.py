@@ -47,6 +47,22 @@ def _elementwise(spans: ParameterSpans, weight: torch.Tensor, bias: torch.Tensor
     return ExampleGradients(*spans, torch.cat(rows, 1))
 
 
+def idle(module: nn.Module, spans: ParameterSpans, count: int, like: torch.Tensor) -> LayerFactors:
+    """The factors of a layer that this pass did not go through: zeros, so that all passes have the same layers."""
+    if isinstance(module, nn.Linear):
+        shapes = (count, 1, module.in_features), (count, 1, module.out_features)
+        return LinearFactors(*spans, *(like.new_zeros(shape) for shape in shapes))
+    if isinstance(module, nn.Embedding):
+        tokens = torch.zeros(count, 1, dtype=torch.int64, device=like.device)
+        return EmbeddingFactors(*spans, tokens, like.new_zeros(count, 1, module.embedding_dim))
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        reach = [(size - 1) * far + 1 for size, far in zip(module.kernel_size, module.dilation, strict=True)]
+        image = like.new_zeros(count, module.in_channels, *reach)
+        outputs = like.new_zeros(count, module.out_channels, *[1] * len(reach))
+        return convolution(module, spans, image, outputs, padded=False)
+    return ExampleGradients(*spans, like.new_zeros(count, sum(span.size for span in spans if span is not None)))
+
+
 Rule = Callable[..., LayerFactors | None]
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,

@@ -39,6 +39,7 @@ class ModelCall:
     random: bool  # it drew random numbers (dropout): a subset of the examples would draw others
     b: list[torch.Tensor | None]
     first_use: bool = True  # False for a further call of the model on the same examples
+    mixed: bool = False  # an output without the examples first had a gradient
 
     def keeper(self, number: int) -> Callable[[torch.Tensor], None]:
         def keep(gradient: torch.Tensor) -> None:
@@ -46,6 +47,9 @@ class ModelCall:
             self.b[number] = gradient if known is None else known + gradient
 
         return keep
+
+    def mix(self, gradient: torch.Tensor) -> None:
+        self.mixed = True
 
 
 class ReplayView(GradientView):

@@ -1,7 +1,7 @@
 """A described cluster: the throughput of each worker, bandwidth and latency of each link, and the time model.
 
-A step takes examples / rate, times a random factor if the worker has jitter; after a failure a worker is away until it
-is repaired. A message of b bytes takes latency + b / (0.93 bandwidth) of its link. A worker has one full-duplex
+A step takes examples / rate, times a random factor if the worker has jitter, and longer while the worker is slow or
+away. A message of b bytes takes latency + b / (0.93 bandwidth) of its link. A worker has one full-duplex
 connection to the network, as fast as its fastest link: messages that it sends at the same time share it, and so do
 those that it receives. All workers of two sites share the line between them. A collective starts when its last worker
 arrives and takes as long as a ring 0 - 1 - ... - N-1 - 0 over the slowest link: 2 (N - 1) messages of b / N bytes for a
@@ -10,20 +10,25 @@ mean, N - 1 messages of b bytes for a gather.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from .spells import planned
 from .units import BITS, SECONDS, quantity
 from .units import duration as duration
 
 DEFAULT_RATE = 1000.0  # examples per second of a worker of speed 1
 PAYLOAD = 0.93  # of the bits of a link: TCP, IP and Ethernet headers and acknowledgements take the rest
 REPAIR = 120.0  # seconds that a worker is away after a failure
+SLOWDOWN, SLOWDOWN_FACTOR = 60.0, 3.0  # seconds that a slow-down lasts, and what it multiplies the time of a step by
+DETECTION = 1.0  # seconds until the others know that a worker has failed
+PER_WORKER = ("jitter", "failures_per_hour", "repair", "slowdowns_per_hour", "slowdown", "slowdown_factor")
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,10 @@ class Cluster:
     jitter: standard deviation of the time of a step, relative to its mean. One number, or one per worker.
     failures_per_hour: of simulated time, on average; after each the worker is away for `repair` seconds. One number, or
         one per worker.
+    slowdowns_per_hour: likewise; each lasts `slowdown` seconds and multiplies the time of a step by `slowdown_factor`.
+    away, slow: what is planned, by worker: `{2: [(60, 90)]}` takes worker 2 away from second 60 to 90, and `{2: [(60,
+        90, 3.0)]}` lets its steps take three times as long. An end of `math.inf` is for good.
+    detection: seconds until the others know that a worker has failed, where they go on without it.
     """
 
     rates: list[float]
@@ -68,6 +77,12 @@ class Cluster:
     jitter: list[float] | float = 0.0
     failures_per_hour: list[float] | float = 0.0
     repair: list[float] | float = REPAIR
+    slowdowns_per_hour: list[float] | float = 0.0
+    slowdown: list[float] | float = SLOWDOWN
+    slowdown_factor: list[float] | float = SLOWDOWN_FACTOR
+    away: dict[int, list[tuple[float, ...]]] = field(default_factory=dict)
+    slow: dict[int, list[tuple[float, ...]]] = field(default_factory=dict)
+    detection: float = DETECTION
 
     def __post_init__(self) -> None:
         if not self.rates:
@@ -75,9 +90,11 @@ class Cluster:
         for i, rate in enumerate(self.rates):
             if not (rate > 0 and math.isfinite(rate)):
                 raise UserError(f"worker {i} of the cluster has rate {rate}: it must be a number above zero")
-        self.jitter = self._per_worker("jitter")
-        self.failures_per_hour = self._per_worker("failures_per_hour")
-        self.repair = self._per_worker("repair")
+        for name in PER_WORKER:
+            setattr(self, name, self._per_worker(name))
+        self.away, self.slow = self._planned("away"), self._planned("slow")
+        if not 0 <= self.detection < math.inf:
+            raise UserError(f"detection = {self.detection}: must be a number of seconds and not negative")
         self.sites = self.sites or [""] * self.size
         if len(self.sites) != self.size:
             raise UserError(f"sites = {self.sites}: give one for each of the {self.size} workers")
@@ -103,7 +120,20 @@ class Cluster:
         for number in values:
             if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
                 raise UserError(f"{name} = {number!r}: must be a number and not negative")
+            if name == "slowdown_factor" and number == 0:
+                raise UserError("slowdown_factor = 0: must be above zero")
         return [float(number) for number in values]
+
+    def _planned(self, kind: str) -> dict[int, list[tuple[float, ...]]]:
+        for worker in getattr(self, kind):
+            if not 0 <= worker < self.size:
+                raise UserError(f"{kind} names worker {worker}: they are 0 to {self.size - 1}")
+        return {worker: planned(rows, worker, kind) for worker, rows in sorted(getattr(self, kind).items()) if rows}
+
+    def disturbances(self, worker: int) -> dict[str, Any]:
+        """What may befall a worker: numbers by name, and what is planned for it."""
+        numbers = {name: getattr(self, name)[worker] for name in PER_WORKER}
+        return {**numbers, "away": self.away.get(worker, []), "slow": self.slow.get(worker, [])}
 
     @property
     def size(self) -> int:
@@ -174,6 +204,22 @@ class Cluster:
             lines = Counter(self.line_of(a, b) for a, b in pairs)
             self._rings[bytes] = max(self.link_of(a, b).seconds(bytes, lines[self.line_of(a, b)]) for a, b in pairs)
         return self._rings[bytes]
+
+    def of(self, workers: Sequence[int]) -> Cluster:
+        """These workers alone, in this order, with the links between them."""
+        place = {worker: i for i, worker in enumerate(workers)}
+        sites = [self.sites[w] for w in workers]
+        numbers: dict[str, Any] = {name: [getattr(self, name)[w] for w in workers] for name in PER_WORKER}
+        return dataclasses.replace(
+            self,
+            rates=[self.rates[w] for w in workers],
+            between={(place[a], place[b]): link for (a, b), link in self.between.items() if {a, b} <= {*place}},
+            sites=sites,
+            across={pair: link for pair, link in self.across.items() if {*pair} <= {*sites}},
+            away={place[w]: rows for w, rows in self.away.items() if w in place},
+            slow={place[w]: rows for w, rows in self.slow.items() if w in place},
+            **numbers,
+        )
 
     @classmethod
     def uniform(cls, workers: int) -> Cluster:

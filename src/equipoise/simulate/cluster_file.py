@@ -5,6 +5,11 @@ speed = 2.0             # relative to 1.0, or `examples_per_second = 900`
 jitter = 0.1            # of the time of a step
 failures_per_hour = 0.5
 repair = "2 min"
+slowdowns_per_hour = 2
+slowdown = "1 min"
+slowdown_factor = 3
+away = [{ from = "10 min", until = "12 min" }]
+slow = [{ from = "20 min", until = "30 min", factor = 2 }]
 site = "a"
 [links]
 bandwidth = "100 Mbit"  # per link and direction
@@ -22,21 +27,24 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, did_you_mean
-from .cluster import DEFAULT_RATE, REPAIR, Link
+from .cluster import DEFAULT_RATE, DETECTION, PER_WORKER, REPAIR, SLOWDOWN, SLOWDOWN_FACTOR, Link
+from .spells import moment
 from .units import BITS, SECONDS, bits, duration, quantity, seconds
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-_WORKER = {"speed", "examples_per_second", "count", "site", "jitter", "failures_per_hour", "repair"}
+_WORKER = {"speed", "examples_per_second", "count", "site", *PER_WORKER, "away", "slow"}
+_DURATIONS = {"repair": REPAIR, "slowdown": SLOWDOWN}
+_NUMBERS = {"jitter": 0.0, "failures_per_hour": 0.0, "slowdowns_per_hour": 0.0, "slowdown_factor": SLOWDOWN_FACTOR}
 _WHICH = "give workers = [a, b, ...], groups = [[...], [...]] or sites = [...]"
 
 
 def read(table: dict[str, Any], where: str) -> dict[str, Any]:
     """The arguments of `Cluster`; errors name the entry that is unknown, missing or invalid."""
-    _only(table, {"workers", "links", "examples_per_second"}, where)
+    _only(table, {"workers", "links", "examples_per_second", "detection"}, where)
     base = _rate(table.get("examples_per_second", DEFAULT_RATE), f"{where}: examples_per_second")
-    workers: dict[str, list[Any]] = {key: [] for key in ("rates", "sites", "jitter", "failures_per_hour", "repair")}
+    workers: dict[str, list[Any]] = {key: [] for key in ("rates", "sites", *PER_WORKER, "away", "slow")}
     for i, row in enumerate(_rows(table, "workers", f"{where}: [[workers]]")):
         place = f"{where}: [[workers]] number {i + 1}"
         count = row.get("count", 1)
@@ -64,7 +72,9 @@ def read(table: dict[str, Any], where: str) -> dict[str, Any]:
                 between[min(a, b), max(a, b)] = _link(row, link, place)
     if rows and "bandwidth" not in links and "latency" not in links:
         _refuse_gaps(workers["sites"], between, across, where)
-    return {**workers, "link": link, "between": between, "across": across}
+    plans = {kind: {w: rows for w, rows in enumerate(workers.pop(kind)) if rows} for kind in ("away", "slow")}
+    detection = moment(table.get("detection", DETECTION), f"{where}: detection")
+    return {**workers, **plans, "link": link, "between": between, "across": across, "detection": detection}
 
 
 def _worker(row: dict[str, Any], base: float, place: str) -> dict[str, Any]:
@@ -78,13 +88,27 @@ def _worker(row: dict[str, Any], base: float, place: str) -> dict[str, Any]:
     site = row.get("site", "")
     if not isinstance(site, str):
         raise UserError(f'{place}: site = {site!r} must be a name in quotes, such as "a"')
-    worker = {"rates": rate, "sites": site, "repair": duration(row.get("repair", REPAIR), f"{place}: repair")}
-    for key in ("jitter", "failures_per_hour"):
-        value = row.get(key, 0.0)
+    worker: dict[str, Any] = {"rates": rate, "sites": site}
+    for key, usual in _DURATIONS.items():
+        worker[key] = duration(row.get(key, usual), f"{place}: {key}")
+    for key in ("away", "slow"):
+        worker[key] = [_spell(one, key == "slow", f"{place}: {key}") for one in _rows(row, key, f"{place}: {key}")]
+    for key, usual in _NUMBERS.items():
+        value = row.get(key, usual)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise UserError(f"{place}: {key} = {value!r} must be a number and not negative")
         worker[key] = value
     return worker
+
+
+def _spell(row: dict[str, Any], slow: bool, place: str) -> tuple[Any, ...]:
+    """`{ from = "10 s", until = "40 s" }`; without an end it is for good. A slow one has a factor."""
+    _only(row, {"from", "until", "factor"} if slow else {"from", "until"}, place)
+    if "from" not in row:
+        raise UserError(f'{place}: say when it begins, such as from = "10 min"')
+    start = moment(row["from"], f"{place}: from")
+    end = moment(row["until"], f"{place}: until") if "until" in row else math.inf
+    return (start, end, row.get("factor", SLOWDOWN_FACTOR)) if slow else (start, end)
 
 
 def _rate(value: Any, what: str) -> float:
@@ -166,20 +190,18 @@ def _refuse_gaps(
 
 def to_toml(cluster: Cluster) -> str:
     """A cluster as TOML; consecutive equal workers become one table."""
-    assert isinstance(cluster.jitter, list)
-    assert isinstance(cluster.failures_per_hour, list)
-    assert isinstance(cluster.repair, list)
-    lines: list[str] = []
-    rows = zip(cluster.rates, cluster.sites, cluster.jitter, cluster.failures_per_hour, cluster.repair, strict=True)
-    for (rate, site, jitter, failures, repair), equal in itertools.groupby(rows):
+    lines = [] if cluster.detection == DETECTION else [f'detection = "{seconds(cluster.detection)}"']
+    rows = [(cluster.rates[w], cluster.sites[w], cluster.disturbances(w)) for w in range(cluster.size)]
+    for (rate, site, about), equal in itertools.groupby(rows):
         lines.append("[[workers]]")
         count = len(list(equal))
         lines += [f"count = {count}"] if count > 1 else []
         lines.append(f"examples_per_second = {rate!r}")
         lines += [f"site = {_quoted(site)}"] if site else []
-        lines += [f"jitter = {jitter!r}"] if jitter else []
-        lines += [f"failures_per_hour = {failures!r}"] if failures else []
-        lines += [f'repair = "{seconds(repair)}"'] if failures and repair != REPAIR else []
+        for name, usual in {**_NUMBERS, **_DURATIONS}.items():
+            text = f'"{seconds(about[name])}"' if name in _DURATIONS else repr(about[name])
+            lines += [f"{name} = {text}"] if about[name] != usual else []
+        lines += [f"{kind} = [{', '.join(map(_spell_text, about[kind]))}]" for kind in ("away", "slow") if about[kind]]
     lines += ["[links]", *_link_lines(cluster.link)]
     for (one, two), link in cluster.across.items():
         sites = [one] if one == two else [one, two]
@@ -188,6 +210,13 @@ def to_toml(cluster: Cluster) -> str:
     for (a, b), link in cluster.between.items():
         lines += ["[[links.between]]", f"workers = [{a}, {b}]", *_link_lines(link)]
     return "\n".join(lines) + "\n"
+
+
+def _spell_text(row: tuple[float, ...]) -> str:
+    parts = [f'from = "{seconds(row[0])}"']
+    parts += [f'until = "{seconds(row[1])}"'] if row[1] < math.inf else []
+    parts += [f"factor = {row[2]!r}"] if len(row) > 2 else []
+    return f"{{ {', '.join(parts)} }}"
 
 
 def _link_lines(link: Link) -> list[str]:

@@ -47,6 +47,7 @@ class ADPSGD(OnGraph):
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("snapshot", "arrived")
+    in_flight: ClassVar[tuple[str, ...]] = ("arrived",)
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
 
     topology: Topology = option(Ring(), help="whose edges are paired; undirected")
@@ -98,6 +99,10 @@ class ADPSGD(OnGraph):
 
     def mean_shares(self) -> list[float]:
         return shares_of(self.context, self.weights)
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self._wait()
+        self._arrived = None  # on all workers: the two corrections of a pair are dropped together
 
     def finish(self) -> None:
         self._wait()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,7 @@ class AllReduce(Sync):
 
     uses_gradient: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
+    tells: ClassVar[bool] = True
 
     weights: str = option("size", help="weigh gradients by batch size, or all alike", choices=("size", "uniform"))
 
@@ -41,6 +43,9 @@ class AllReduce(Sync):
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         return "all", ""
+
+    def sends_before_step(self) -> bool:
+        return True
 
     def init_state(self) -> None:
         self.piggyback: Piggyback | None = None
@@ -57,6 +62,8 @@ class AllReduce(Sync):
         weight = clock.batch / clock.largest_batch if self.weights == "size" else float(clock.batch > 0)
         if weight != 1.0:
             g.mul_(weight)
+        if not clock.sound:
+            weight = math.nan  # so that the sum of the weights tells all workers
         if self.channel is not None:
             summed, (total,) = self.channel.sum(g, [weight])
             g.copy_(summed.div_(total or 1.0))
@@ -73,6 +80,9 @@ class AllReduce(Sync):
             comm.sum(g)
             if total:
                 g.div_(total)
+        if math.isnan(total):
+            g.zero_()
+            return StepPlan(optimize=False, alarm=True)
         # If all batches were skipped the optimizer takes no step: no momentum and no weight decay either.
         return StepPlan(optimize=bool(total))
 

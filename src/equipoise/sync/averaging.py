@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -33,7 +34,8 @@ class Averaging:
         self.samples_at_last_round = 0  # examples that this worker had consumed then
         self.names: list[str] | None = None  # of the optimizer's state tensors that are as large as their parameter
         self.piggyback: Piggyback | None = None  # travels with the next average
-        self.channel = context.wire.sums("average") if context.wire is not None else None
+        self.channel = context.wire.sums("average", models=True) if context.wire is not None else None
+        self._progress: torch.Tensor | None = None  # of this worker in the round that ended
 
     def average(self, x: torch.Tensor, reference: torch.Tensor | None = None, start: int = 0) -> None:
         """In place. Counts one round.
@@ -66,16 +68,38 @@ class Averaging:
     ) -> None:
         """x <- r + sum_j w_j C(x_j - r), with error feedback; r the reference."""
         begun = channel.reference_model() if reference is None else reference
-        total, (weights,) = channel.sum((x - begun).mul_(weight), [weight], start)
+        progress = x - begun
+        self._progress = progress.clone() if channel.in_model else None
+        total, (weights,) = channel.sum(progress.mul_(weight), [weight], start)
         torch.add(begun, total.div_(weights or 1.0).to(x.dtype), out=x)
         if reference is None:
             begun.copy_(x)
         if self.state == "reset" and self.context.optimizer is not None:
             self.context.optimizer.state.clear()
 
+    @property
+    def leaves_residuals(self) -> bool:
+        """Does what a message leaves out stay in the worker's model?"""
+        return self.channel is not None and self.channel.in_model
+
+    def keep_unsent(self, x: torch.Tensor, progress: torch.Tensor | None = None) -> None:
+        """x <- x + what this worker's message left out, if the wire leaves residuals in the models.
+
+        Called at the end of a round, when all workers hold the same x. progress: of this worker in the round, where
+        the sum overlapped with local steps.
+        """
+        own, self._progress = self._progress if progress is None else progress, None
+        if self.channel is not None and own is not None:
+            x.add_(self.channel.take_residual(own))
+
     def mean_shares(self) -> list[float]:
-        """The weights of the mean model; empty where all count alike."""
-        return shares_of(self.context) if self.weights == "size" else []
+        """The weights of the mean model, those of a round at this moment; empty where all count alike. Collective."""
+        if self.weights != "samples":
+            return shares_of(self.context) if self.weights == "size" else []
+        consumed = self.context.clock.samples - self.samples_at_last_round
+        samples = [float(n) for n in self.context.comm.gather_objects(consumed)]
+        total = sum_in_order(samples)
+        return [n / total for n in samples] if total and len(set(samples)) > 1 else []
 
     def weight(self) -> float:
         """The weight of this worker in this round."""
@@ -128,6 +152,12 @@ class AveragesParameters(Sync):
 
     def mean_shares(self) -> list[float]:
         return self.averaging.mean_shares()
+
+    def sent_with_model(self) -> dict[str, Any]:
+        optimizer = self.context.optimizer
+        if self.averaging.state != "average" or optimizer is None:
+            return {}
+        return {"moments": list(optimizer.state.values())}
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         if getattr(self, "state", "") == "average":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -25,6 +25,7 @@ class StepPlan(NamedTuple):
 
     optimize: bool = True  # False: no optimizer step, the model is frozen
     message_arrives: bool = False  # a message arrives after this step: call `after_step` even if no round is due
+    alarm: bool = False  # the round has told all workers of one that is not sound, and has changed nothing else
 
 
 class Needs(NamedTuple):
@@ -44,6 +45,8 @@ class Sync(Method):
     uses_gradient: ClassVar[bool] = False  # does before_step need the flat gradient?
     centre_state: ClassVar[str] = ""  # the name in STATE of the centre variable, where the method has one
     idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step too?
+    tells: ClassVar[bool] = False  # does a round tell all workers, by `StepPlan.alarm`, of one that is not sound?
+    in_flight: ClassVar[tuple[str, ...]] = ()  # names in STATE that wait for a message when they are read
 
     @abstractmethod
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan | None:
@@ -80,15 +83,33 @@ class Sync(Method):
         """Send this with the sums of the next step. A sync without sums ignores it: the batch rule then sends it."""
 
     def check_graph(self, size: int) -> None:
-        """Refuse a topology that does not suit this method on so many workers."""
+        """Refuse a topology, or groups, that do not suit this method on so many workers."""
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         """Which wires besides float32: "all", "dense", "casts" or "none"; and why not more, for an error message."""
         return "none", "it sends its vectors as they are"
 
+    def check_world(self, size: int) -> None:
+        """Refuse options that do not suit so many workers: what `init_state` would refuse, before anything starts."""
+
     def mean_shares(self) -> list[float]:
         """The workers' weights in the mean model; empty for the plain mean."""
         return []
+
+    def sent_with_model(self) -> dict[str, Any]:
+        """What a round sends besides the model, as it is now, by name."""
+        return {}
+
+    def sends_before_step(self) -> bool:
+        """Does a round send in `before_step` what is not known to be good yet? Else it sends in `after_step`."""
+        return False
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        """A worker was left out and has taken over `common`, the others' model: go on without what it has lost.
+
+        Called on all workers. What belongs together across workers (trackers, corrections) begins anew on all of them.
+        replaced: this is that worker; its model is `common` and its own state that of another worker.
+        """
 
     def finish(self) -> None:
         """Called once after the last step: complete or discard messages in flight."""

@@ -42,6 +42,9 @@ class DPSGD(Gossip):
         # With overlap the model of every step is in flight during the gradient computation of the next one.
         return Needs(every_step=self.overlap, due_before_step=self.combine == "before")
 
+    def sends_before_step(self) -> bool:
+        return self.combine == "before" and not self.overlap
+
     def init_state(self) -> None:
         self.start_gossip(self.agreed_graph(), weighted=True)
 

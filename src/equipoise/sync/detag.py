@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,6 +11,7 @@ from ..topology.ring import Ring
 from .accelerated import KINDS, GossipPlan
 from .base import Needs, StepPlan
 from .gossip import STATIC, Gossip
+from .wide import wide_zeros
 
 
 @dataclass
@@ -42,6 +43,7 @@ class DeTAG(Gossip):
 
     uses_gradient: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
+    LATE: ClassVar[dict[str, type]] = {"first": int}
     STATE: ClassVar[tuple[str, ...]] = ("first", "gossiped", "gossiped_before", "gathered", "gathered_before")
     vectors: ClassVar[int] = 2
     HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap", "phase", "contraction")
@@ -57,6 +59,12 @@ class DeTAG(Gossip):
     def takes_wires(self, size: int) -> tuple[str, str]:
         return "dense", "accelerated gossip amplifies what a message leaves out"
 
+    def check_world(self, size: int) -> None:
+        GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__)
+
+    def sends_before_step(self) -> bool:
+        return not self.overlap
+
     def init_state(self) -> None:
         graph = self.agreed_graph()
         self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)
@@ -64,10 +72,10 @@ class DeTAG(Gossip):
         x = self.flat.x
         self.elements = x.numel()
         self.first: int | None = None  # the step at which the first phase began
-        self.gossiped = x.new_zeros(2 * self.elements)  # [x~ | y~]
+        self.gossiped = wide_zeros(x, 2 * self.elements)  # [x~ | y~]
         self.gossiped_before = torch.zeros_like(self.gossiped)
-        self.gathered = torch.zeros_like(x)
-        self.gathered_before = torch.zeros_like(x)
+        self.gathered = wide_zeros(x)
+        self.gathered_before = wide_zeros(x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None
@@ -93,6 +101,15 @@ class DeTAG(Gossip):
         if self.overlap:
             self.mixing.begin(self.gossiped)
 
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"gossiped": self.gossiped} | ({"gathered": self.gathered} if self.overlap else {})
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.mixing.drop()
+        self.first = None  # the next step begins the first phase
+        for vector in (self.gossiped, self.gossiped_before, self.gathered, self.gathered_before):
+            vector.zero_()
+
     def _begin_phase(self, x: torch.Tensor) -> None:
         self.gossiped[: self.elements].copy_(x)
         self.gossiped_before.copy_(self.gossiped)
@@ -107,9 +124,8 @@ class DeTAG(Gossip):
 
     @property
     def _last(self) -> bool:
-        """Is this the last step of a phase?"""
-        assert self.first is not None
-        return (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
+        """Is this the last step of a phase? Also where none has begun."""
+        return self.first is None or (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
 
     @property
     def tracker_gap(self) -> float:

@@ -27,8 +27,8 @@ class DiLoCo(AveragesParameters):
     Streaming: with P `fragments` every round sends one P-th of the model, in turn, which bounds the size of a round;
     let the period be H / P. With a `delay` of t steps communication overlaps with t local steps, and the result is
     mixed with their progress, x <- alpha x + (1 - alpha) z. t must be shorter than the period. A message in flight
-    when the run ends is dropped. A wire compresses x - z with error feedback. With top-k and momentum = 0 this is
-    SparseLoCo: the error feedback takes the place of the outer momentum.
+    when the run ends is dropped. A wire compresses x - z; what it leaves out waits in a residual or stays in the
+    worker's model. With top-k, error feedback and momentum = 0 this is SparseLoCo: the residual replaces the momentum.
     Reference: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv
     2311.08105); Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
     """
@@ -38,6 +38,7 @@ class DiLoCo(AveragesParameters):
     )
 
     centre_state: ClassVar[str] = "anchor"
+    LATE: ClassVar[dict[str, type]] = {"message": dict}
     STATE: ClassVar[tuple[str, ...]] = (
         "anchor",
         "momenta",
@@ -46,6 +47,10 @@ class DiLoCo(AveragesParameters):
         "steps_left",
         "message",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("anchor", "momenta", "rounds_begun")
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
+
+    in_flight: ClassVar[tuple[str, ...]] = ("message",)
 
     lr: float = option(0.7, help="outer learning rate", above=0)
     momentum: float = option(0.9, help="outer momentum", least=0, below=1)
@@ -107,8 +112,10 @@ class DiLoCo(AveragesParameters):
             if self.averaging.channel is not None:  # what travelled is the progress
                 mean = self.anchor[part] + mean
             own = x[part].clone()
+            progress = own - self.anchor[part] if self.averaging.leaves_residuals else None
             x[part] = mean
             self._outer(x, part)
+            self.averaging.keep_unsent(x[part], progress)
             x[part].lerp_(own, self.alpha)
         if not clock.due:
             return
@@ -116,6 +123,7 @@ class DiLoCo(AveragesParameters):
         if self.delay == 0:
             self.averaging.average(x[part], self.anchor[part], part.start)
             self._outer(x, part)
+            self.averaging.keep_unsent(x[part])
         elif self.overlapped.in_flight:
             raise UserError(f"DiLoCo: delay={self.delay} is not shorter than the period: lower it, or raise the period")
         else:

@@ -32,6 +32,7 @@ class DSGDmN(Gossip):
 
     uses_gradient: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("momentum",)
+    OWN: ClassVar[tuple[str, ...]] = ("momentum",)
 
     beta: float = option(0.9, help="of the momentum", least=0, below=1)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,8 +45,8 @@ class DSGT(Gossip):
 
     def init_state(self) -> None:
         self.start_gossip(self.agreed_graph(), weighted=False)
-        self.joint = JointVector(self.flat, len(self.flat))  # [x | y]
-        self.gradient_before = torch.zeros_like(self.tracker)
+        self.joint = JointVector(self.flat, len(self.flat), wide=True)  # [x | y]
+        self.gradient_before = torch.zeros_like(self.flat.x)
         self.started = False
 
     @property
@@ -70,6 +70,14 @@ class DSGT(Gossip):
 
     def after_step(self, x: torch.Tensor) -> None:
         self.joint.mix(self.mixing, x)
+
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"tracker": self.tracker}
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.started = False
+        self.tracker.zero_()
+        self.gradient_before.zero_()
 
     @property
     def tracker_gap(self) -> float:

@@ -30,6 +30,8 @@ class EAMSGD(Elastic):
 
     uses_gradient: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("centre_model", "momentum")
+    COMMON: ClassVar[tuple[str, ...]] = ("centre_model",)
+    OWN: ClassVar[tuple[str, ...]] = ("momentum",)
 
     delta: float = option(0.9, help="of the momentum", least=0, below=1)
 

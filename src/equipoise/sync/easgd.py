@@ -28,6 +28,7 @@ class EASGD(Elastic):
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("centre_model",)
+    COMMON: ClassVar[tuple[str, ...]] = ("centre_model",)
 
     def init_state(self) -> None:
         self.init_centre()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -9,8 +9,9 @@ from ..core.method import Metadata, option
 from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Needs
-from .exact_diffusion import WIRES, convergent_graph, mix_corrected
+from .exact_diffusion import WIRES, convergent_graph, mix_corrected, why_divergent
 from .gossip import STATIC, Gossip
+from .wide import wide_zeros
 
 _LEAST = -1.0 / 3.0 + 1e-9  # at -1/3 (an even ring that is not lazy) disagreement vanishes only if the loss is convex
 
@@ -57,12 +58,15 @@ class EDM(Gossip):
     def takes_wires(self, size: int) -> tuple[str, str]:
         return WIRES
 
+    def check_world(self, size: int) -> None:
+        why_divergent(self.topology.on(size), self, _LEAST, never=self.lazy == "never")
+
     def init_state(self) -> None:
         graph = convergent_graph(self.agreed_graph(), self, _LEAST, never=self.lazy == "never")
         self.start_gossip(graph, weighted=False)
-        self.momentum = torch.zeros_like(self.flat.x)
-        self.correction = torch.zeros_like(self.momentum)
-        self.scratch = torch.empty_like(self.momentum)
+        self.momentum = wide_zeros(self.flat.x)
+        self.correction = wide_zeros(self.flat.x)
+        self.scratch = torch.empty_like(self.flat.x)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         assert g is not None
@@ -71,3 +75,9 @@ class EDM(Gossip):
 
     def after_step(self, x: torch.Tensor) -> None:
         mix_corrected(self.mixing, x, self.correction, self.scratch)
+
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"correction": self.correction}
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.correction.zero_()  # on all workers: corrections sum to zero

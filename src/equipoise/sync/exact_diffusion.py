@@ -15,26 +15,37 @@ def convergent_graph(graph: Topology, method: Gossip, least: float, *, never: bo
 
     With `never`, a UserError instead of the second.
     """
+    reason = why_divergent(graph, method, least, never=never)
+    if not reason:
+        require_static(graph, type(method).__name__)
+        return graph
+    lazy = made_lazy(method.topology, reason, method.context)
+    require_static(lazy.on(graph.size), type(method).__name__)
+    return lazy
+
+
+def why_divergent(graph: Topology, method: Gossip, least: float, *, never: bool) -> str:
+    """Why a method may diverge on a graph; empty if it does not. With `never`, a UserError."""
     smallest, name = graph.lambda_min(), type(method).__name__
     if smallest >= least:
-        require_static(graph, name)
-        return graph
+        return ""
     limit = "at least" if least < -1.0 / 3.0 else "above"
     reason = (
         f"{name} needs eigenvalues {limit} -1/3, {graph!r} over {graph.size} workers has the eigenvalue {smallest:.3f}"
     )
     if never:
         raise UserError(f"{reason} and may diverge: give the topology lazy=True, or pass lazy='auto'")
-    lazy = made_lazy(method.topology, reason, method.context)
-    require_static(lazy.on(graph.size), name)
-    return lazy
+    return reason
 
 
 WIRES = "dense", "its correction repeats in every round what a message left out, which then grows"
 
 
 def mix_corrected(mixing: Mixing, x: torch.Tensor, correction: torch.Tensor, scratch: torch.Tensor) -> None:
-    """x_i <- sum_j W_ij (x_j + c_j);  c_i <- x_i - (old x_i), the displacement that the next round corrects."""
-    mixed = mixing.mix(torch.add(x, correction, out=scratch))
-    torch.sub(mixed, x, out=correction)
-    x.copy_(mixed)
+    """c_i <- c_i + sum_j W_ij (phi_j - phi_i) with phi = x + c;  x_i <- x_i + c_i.
+
+    The same as x' = W (x + c), c' = x' - x. In that form the rounding of x' would enter c at every step: it never
+    leaves the mean of c, which must be zero, and moves the point where the method rests.
+    """
+    mixing.begin(torch.add(x, correction, out=scratch))
+    x.add_(mixing.end_displacement(scratch, correction))

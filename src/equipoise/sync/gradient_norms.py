@@ -37,6 +37,10 @@ class GradientNorms:
         assert context.flat is not None
         self.context, self.flat, self.source = context, context.flat, source
         self.smoothing, self.examples, self.debias = smoothing, examples, debias
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without a measurement."""
         # Two rows: norms (squared norms with `debias`) and noise.
         self.smoothed = torch.zeros(2, len(self.flat.slices), dtype=torch.float64)
         self.count = 0  # measurements in `smoothed`
@@ -46,9 +50,12 @@ class GradientNorms:
     def observe_step(self, steps_left: int) -> None:
         """Measure the training gradient in the model, `steps_left` steps before the expected round.
 
-        A worker without examples measures nothing.
+        Where a round may come after any step, every step is measured. A worker without examples measures nothing.
         """
-        if steps_left >= STEPS[self.source] or not self.context.clock.batch:
+        context = self.context
+        near = steps_left < STEPS[self.source] or context.clock.due
+        foreseen = context.lockstep or not STEPS[self.source]
+        if not context.clock.batch or (foreseen and not near):
             return
         norms = norms_of([p.grad for p in self.flat.parameters.values() if p.grad is not None])
         if len(norms) < len(self.flat.slices):  # a layer that this batch did not reach

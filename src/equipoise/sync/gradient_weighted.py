@@ -6,6 +6,7 @@ scales all distances to it and between workers by 1 - pull, and cannot raise the
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..comm.base import Stream
-from ..comm.ledger import mean_cost
+from ..comm.ledger import gather_cost, mean_cost
 from ..core.errors import UserError
 from ..core.method import option
 from ..core.vector import ModelSize
@@ -27,6 +28,7 @@ from .proximal import proximal_step
 from .shares import BY, HELP, scale_of, shares_of
 
 _MAX_LOG_WEIGHT = 60.0  # float32 can carry such a weight times a parameter
+_LARGE_NORM = 30.0  # the logarithm of a norm that only a lost run has
 
 
 @dataclass
@@ -42,6 +44,8 @@ class GradientWeighted(Sync):
         "norm_state",
         "weight_units",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("centre_model", "last_round_steps", "round_steps", "weight_units")
+    OWN: ClassVar[tuple[str, ...]] = ("norm_state",)
     HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
 
     pull: float = option(
@@ -98,9 +102,15 @@ class GradientWeighted(Sync):
         norms = self.norms.at_round()
         finite = bool(x.sum().isfinite())
         weights = self.own_weights.new_zeros(self.num_weights)
+        logs = None
         if norms is not None and finite:
-            weights = inverse_powers(self.pool_norms(norms), self.exponent, self.epsilon)
-            weights *= scale_of(self.context, self.weights)
+            logs = log_weights(self.pool_norms(norms), self.exponent, self.epsilon)
+        if self._needs_reference():
+            others = torch.full_like(weights, -torch.inf) if logs is None else logs
+            largest = self.context.comm.gather(others).amax(0)
+            logs = None if logs is None else logs - largest
+        if logs is not None:
+            weights = from_logs(logs) * scale_of(self.context, self.weights)
         if self.channel is None:
             totals = self._round(x, weights, finite)
         else:
@@ -110,6 +120,10 @@ class GradientWeighted(Sync):
         if not finite:
             x.copy_(self.centre_model)  # a diverged worker restarts from the other workers' models
         self.last_round_steps, self.round_steps = self.round_steps, 0
+
+    def _needs_reference(self) -> bool:
+        """Can weights leave the range of float32, so that only ratios to the largest one can travel?"""
+        return self.exponent * max(-math.log(self.epsilon), _LARGE_NORM) > _MAX_LOG_WEIGHT
 
     def _round(self, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
         """Replace the centre by sum_m w_m x_m / sum_m w_m and pull x to it; return the sums of w by layer.
@@ -163,6 +177,10 @@ class GradientWeighted(Sync):
         self.weight_units = torch.where(totals > 0, totals, self.weight_units)
         return totals
 
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        if replaced:
+            self.norms.forget()  # of another worker: without a measurement of its own it has no weight
+
     def _layers(self) -> list[tuple[int, int]]:
         """Start and stop of each part that has a weight: the complete vector, or a layer."""
         slices = self.flat.slices
@@ -195,9 +213,13 @@ class GradientWeighted(Sync):
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         if not due:
             return 0, 0
+        count = self.weight_count(model.layers)
         if model.wire is not None:
-            return sum_cost(model, self.weight_count(model.layers), rank, size)
-        return mean_cost(model.elements + self.weight_count(model.layers), max(model.itemsize, 4), rank, size)
+            messages, bytes = sum_cost(model, count, rank, size)
+        else:
+            messages, bytes = mean_cost(model.elements + count, max(model.itemsize, 4), rank, size)
+        more, numbers = gather_cost(count, 8, size) if self._needs_reference() else (0, 0)
+        return messages + more, bytes + numbers
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         return "all", ""
@@ -212,6 +234,11 @@ def _layers_within(layers: list[tuple[int, int]], start: int, stop: int) -> Iter
         yield number, max(a, start), min(b, stop)
 
 
-def inverse_powers(norms: torch.Tensor, exponent: float, epsilon: float) -> torch.Tensor:
-    """Weights 1 / n^p up to a common factor; finite and positive for any norms."""
-    return torch.exp((-exponent * norms.clamp(min=epsilon).log()).clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT))
+def log_weights(norms: torch.Tensor, exponent: float, epsilon: float) -> torch.Tensor:
+    """Logarithms of the weights 1 / n^p; finite for any norms."""
+    return -exponent * norms.clamp(min=epsilon).log()
+
+
+def from_logs(logs: torch.Tensor) -> torch.Tensor:
+    """The weights, positive and within the range of float32."""
+    return logs.clamp(-_MAX_LOG_WEIGHT, _MAX_LOG_WEIGHT).exp()

@@ -6,14 +6,19 @@ import torch
 
 from ..core.vector import Flat
 from .mixing import Mixing
+from .wide import ITEMSIZE, wide_zeros
 
 
 class JointVector:
-    """[x | y]: moves the model to the front of a buffer; `tail` is y, zero at first."""
+    """[x | y]: moves the model to the front of a buffer; `tail` is y, zero at first.
 
-    def __init__(self, flat: Flat, elements: int):
+    wide: y is at least float32. A narrower model then stays where it is, and is copied there and back in each round.
+    """
+
+    def __init__(self, flat: Flat, elements: int, *, wide: bool = False):
         self._split = len(flat)
-        self.buffer = flat.widen(elements)
+        self._apart = wide and flat.x.itemsize < ITEMSIZE
+        self.buffer = wide_zeros(flat.x, self._split + elements) if self._apart else flat.widen(elements)
 
     @property
     def tail(self) -> torch.Tensor:
@@ -21,5 +26,9 @@ class JointVector:
 
     def mix(self, mixing: Mixing, x: torch.Tensor) -> None:
         """One round of gossip on both, in place. `x` must be the model that was moved here."""
+        if self._apart:
+            self.buffer[: self._split].copy_(x)
+            x.copy_(mixing.mix(self.buffer)[: self._split])
+            return
         assert x.data_ptr() == self.buffer.data_ptr(), "the model no longer lies at the front of its buffer"
         mixing.mix(self.buffer)

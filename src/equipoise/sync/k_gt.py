@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -40,7 +40,7 @@ class KGT(Gossip):
 
     def init_state(self) -> None:
         self.start_gossip(self.agreed_graph(), weighted=False)
-        self.joint = JointVector(self.flat, len(self.flat))  # [x | z]
+        self.joint = JointVector(self.flat, len(self.flat), wide=True)  # [x | z]
         self.correction = torch.zeros_like(self.directions)
         self.local_steps = 0  # since the last round; counted because periods may vary
 
@@ -66,6 +66,12 @@ class KGT(Gossip):
         self.correction.add_(z)
         z.zero_()
         self.local_steps = 0
+
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"directions": self.directions}
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.correction.zero_()  # on all workers: corrections sum to zero
 
     @property
     def correction_mean(self) -> float:

@@ -47,6 +47,8 @@ class LSGD(Sync):
         "last_round_steps",
         "round_steps",
     )
+    COMMON: ClassVar[tuple[str, ...]] = ("leader_model", "last_round_steps", "round_steps")
+    OWN: ClassVar[tuple[str, ...]] = ("losses",)
     HEALTH: ClassVar[tuple[str, ...]] = ("leader",)
 
     pull: float = option(
@@ -61,11 +63,12 @@ class LSGD(Sync):
     local_pull: float = option(0.1, help="as pull, to the leader of the group", least=0, most=1)
     local_prox: float = option(0.0, help="as prox, to the leader of the group", least=0, most=1)
 
+    def check_world(self, size: int) -> None:
+        if self.groups > size:
+            raise UserError(f"LSGD: {self.groups} groups for {size} workers: use at most as many groups as workers")
+
     def init_state(self) -> None:
-        if self.groups > self.context.size:
-            raise UserError(
-                f"LSGD: {self.groups} groups for {self.context.size} workers: use at most as many groups as workers"
-            )
+        self.check_world(self.context.size)
         self.leader_model: torch.Tensor | None = None
         self.group_leader_model: torch.Tensor | None = None
         self.losses: list[float] = []
@@ -107,6 +110,12 @@ class LSGD(Sync):
         self._follow(x, target, [rank for rank in losses if rank != comm.rank], local)
         if self.channel is None or self.leader != comm.rank:  # what a wire left out is no reason for the leader to move
             x.lerp_(target, self.local_pull if local else self.pull)
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        if replaced:
+            self.losses = []  # it has seen none with this model, so it does not lead
+        if self.groups > 1 and self.leader_model is not None:
+            self.group_leader_model = self.leader_model.clone()  # which all workers hold
 
     def _follow(self, x: torch.Tensor, target: torch.Tensor, peers: list[int], local: bool) -> None:
         """Send the leader's model to the workers that follow it; through a wire, its distance to the last one."""

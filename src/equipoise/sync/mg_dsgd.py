@@ -53,6 +53,9 @@ class MGDSGD(Gossip):
     def takes_wires(self, size: int) -> tuple[str, str]:
         return "dense", "accelerated gossip amplifies what a message leaves out"
 
+    def check_world(self, size: int) -> None:
+        GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__)
+
     def init_state(self) -> None:
         graph = self.agreed_graph()
         self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..topology.base import Topology
 from ..wire.base import pieces_of
 from ..wire.replicas import ReplicaChannel
 from .shares import shares_of
+from .wide import ITEMSIZE
 
 _BLOCK = 1 << 18  # elements mixed at once: smaller blocks cost more calls than they save memory traffic
 
@@ -101,10 +102,7 @@ class Mixing:
     @torch.no_grad()
     def end(self, own: torch.Tensor, out: torch.Tensor, *, scale: float = 1.0, keep: float = 0.0) -> torch.Tensor:
         """out <- scale (W_ii own + sum_j W_ij m_j) + keep out, m_j the message of rank j. `out` may be `own`."""
-        assert self._pending is not None, "no round is in flight"
-        messages = self._pending.arrive()
-        self.context.clock.rounds += 1
-        self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
+        messages = self._arrived()
         keeps, sources, _ = self._links
         if self.channel is None:
             own_weight = scale * keeps
@@ -127,9 +125,42 @@ class Mixing:
                 target.mul_(keep).add_(own[block], alpha=own_weight)
             for message, weight in terms:
                 target.add_(message[block], alpha=weight)
+        self._release()
+        return out
+
+    @torch.no_grad()
+    def end_displacement(self, own: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """out <- out + sum_j W_ij (m_j - own), the displacement by this round.
+
+        Differences of two workers cancel exactly, whatever the precision of `own`: rounding leaves the sum over all
+        workers alone, as it does not in W own - own. `out` may be wider than `own`.
+        """
+        messages = self._arrived()
+        sources, step, reference = self._links.sources, 1.0, own
+        if self.channel is not None:
+            step = self.channel.gamma
+            reference, messages = self.channel.advance({peer: messages[peer] for peer, _ in sources})
+        for start in range(0, len(out), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            target = out[block]
+            for peer, weight in sources:
+                difference = messages[peer][block].to(out.dtype) - reference[block]
+                target.add_(difference, alpha=step * weight)
+        self._release()
+        return out
+
+    def _arrived(self) -> Mapping[int, torch.Tensor]:
+        """The messages of the round in flight, which now counts."""
+        assert self._pending is not None, "no round is in flight"
+        messages = self._pending.arrive()
+        self.context.clock.rounds += 1
+        self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
+        return messages
+
+    def _release(self) -> None:
+        assert self._pending is not None
         self._pending.release()
         self._pending = None
-        return out
 
     def mix(self, vector: torch.Tensor, *, round: int | None = None) -> torch.Tensor:
         """vector <- W vector, in place."""
@@ -140,8 +171,7 @@ class Mixing:
         """Discard a round in flight, as if it had not begun; all workers must do so together."""
         if self._pending is not None:
             self._pending.arrive()
-            self._pending.release()
-            self._pending = None
+            self._release()
 
     def _copied(self, message: torch.Tensor) -> torch.Tensor:
         if self._outbox is None or self._outbox.shape != message.shape or self._outbox.dtype != message.dtype:
@@ -197,9 +227,13 @@ def gossip_cost(
 
 
 def message_bytes(model: ModelSize, vectors: int = 1, extra: int = 0) -> int:
-    """Bytes of a message of so many vectors, and `extra` numbers that no wire compresses."""
+    """Bytes of a message of so many vectors, and `extra` numbers that no wire compresses.
+
+    A vector beside the model is a tracker, at least float32, and the model travels as wide as it does.
+    """
     if model.wire is None:
-        return (vectors * model.elements + extra) * model.itemsize
+        itemsize = model.itemsize if vectors == 1 else max(model.itemsize, ITEMSIZE)
+        return (vectors * model.elements + extra) * itemsize
     return model.wire.message_bytes(vectors * model.elements, pieces_of(model.shapes * vectors))
 
 

@@ -28,6 +28,7 @@ class PeriodicAverage(AveragesParameters):
     )
 
     STATE: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
 
     weights: str = option("size", help=WEIGHTS_HELP, choices=WEIGHTS)
     state: str = option("local", help=STATES_HELP, choices=STATES)
@@ -42,6 +43,7 @@ class PeriodicAverage(AveragesParameters):
 
     def after_step(self, x: torch.Tensor) -> None:
         self.averaging.average(x)
+        self.averaging.keep_unsent(x)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return self.average_cost(self.weights, model, rank, size) if due else (0, 0)

@@ -35,6 +35,7 @@ class QGDSGDm(Gossip):
 
     uses_gradient: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("momentum", "anchor", "lr_sum")
+    OWN: ClassVar[tuple[str, ...]] = ("momentum", "anchor", "lr_sum")
 
     beta: float = option(0.9, help="part of the momentum that is added to each gradient", least=0, below=1)
     mu: float = option(0.9, help="how slowly the momentum follows the model", least=0, below=1)

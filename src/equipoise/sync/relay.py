@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -66,10 +66,20 @@ class RelaySGD(OnGraph):
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
         if self.inbox is None:  # not in `init_state`: a model may be loaded between that and the first step
-            self.inbox = torch.outer(x.new_tensor(self.workers_behind), x)
-            if self.channel is not None:
-                self.outbox = torch.outer(x.new_tensor([self.context.size - n for n in self.workers_behind]), x)
+            self._begin(x)
         self.weigh(g)
+
+    def _begin(self, x: torch.Tensor) -> None:
+        """All workers hold x: each neighbour's message is a copy of it for each worker behind."""
+        self.inbox = torch.outer(x.new_tensor(self.workers_behind), x)
+        if self.channel is not None:
+            self.outbox = torch.outer(x.new_tensor([self.context.size - n for n in self.workers_behind]), x)
+
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"inbox": self.inbox}
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self._begin(x.copy_(common))  # messages contain the models of several workers, which cannot be told apart
 
     def after_step(self, x: torch.Tensor) -> None:
         assert self.inbox is not None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -65,6 +65,13 @@ class SGP(OnGraph):
         self.weight = self.joint.tail[0].item()
         self.offset.copy_(y)
         self.offset.sub_(x.div_(self.weight), alpha=self.scale)
+
+    def sent_with_model(self) -> dict[str, Any]:
+        return {"offset": self.offset}
+
+    def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
+        self.weight = self.scale  # y and w of a lost worker are lost: all begin anew at their x
+        self.offset.zero_()
 
     @property
     def least_weight(self) -> float:

@@ -30,6 +30,8 @@ class SlowMo(AveragesParameters):
 
     centre_state: ClassVar[str] = "anchor"
     STATE: ClassVar[tuple[str, ...]] = ("anchor", "momentum", "samples_at_last_round")
+    COMMON: ClassVar[tuple[str, ...]] = ("anchor", "momentum")
+    OWN: ClassVar[tuple[str, ...]] = ("samples_at_last_round",)
 
     beta: float = option(0.7, help="slow momentum", least=0, below=1)
     alpha: float = option(1.0, help="slow learning rate", above=0)
@@ -55,6 +57,7 @@ class SlowMo(AveragesParameters):
             self.momentum.mul_(self.beta).add_(self.anchor.sub(x), alpha=1.0 / rate)
             self.anchor.sub_(self.momentum, alpha=self.alpha * rate)
         x.copy_(self.anchor)
+        self.averaging.keep_unsent(x)
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
         return self.average_cost(self.weights, model, rank, size) if due else (0, 0)

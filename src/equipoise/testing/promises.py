@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..comm.membership import Elasticity
+from ..comm.virtual_membership import Change
 from ..config.citations import entries
 from ..config.defaults import chosen_batch, chosen_period
 from ..config.registry import name_of
@@ -26,7 +28,8 @@ from ..core.method import Configurable, Method
 from ..data.source import Source
 from ..launch.start import spawn
 from ..loop.job import Job, Length
-from ..loop.train import Run
+from ..loop.position import Position
+from ..loop.train import Run, run_job
 from ..loop.worker import Worker
 from ..order.base import Order
 from ..sync.base import Sync
@@ -133,7 +136,10 @@ def check_deterministic(method: Configurable) -> None:
 
 def check_processes(method: Configurable) -> None:
     """Processes give the bits of virtual workers, or the same sums where real time decides (`exact = False`)."""
-    result = _train(method, virtual=False).result
+    same_as_virtual(method, _train(method, virtual=False).result)
+
+
+def same_as_virtual(method: Configurable, result: dict[str, Any]) -> None:
     same(result, reference(method), BITS if method.exact else ("steps", "rounds", "messages", "bytes"))
 
 
@@ -170,6 +176,48 @@ def check_one_worker(method: Configurable) -> None:
     else:
         plain = _train(NoSync(), workers=1).result
         same(_train(method, workers=1).result, plain, ("params_sha256", "samples", "bytes"))
+
+
+def check_membership(method: Method) -> None:
+    """Workers are lost and join; the others go on, every example of an epoch is taken once, and the loss falls."""
+    job = _job(method, Elasticity(2, 5, snapshot_every=2))
+    job.length = Length(epochs=3)
+    job.changes = [
+        Change(1, "lose", step=5),
+        Change(4, "join", step=8),
+        Change(0, "lose", step=12),
+        Change(0, "join", step=16),
+    ]
+    taken: list[tuple[int, int, int, list[int]]] = []  # generation, step, epoch and examples of a batch
+    original = Worker.step
+
+    def step(worker: Worker) -> float:
+        loss = original(worker)
+        assert worker.comm.membership is not None
+        generation = worker.comm.membership.roster.generation
+        taken.append((generation, worker.clock.step, worker.clock.epoch, worker.indices.tolist()))
+        shares = worker.sync.mean_shares()
+        assert not shares or (len(shares) == worker.comm.size and abs(sum(shares) - 1.0) < 1e-9), shares
+        return loss
+
+    Worker.step = step  # type: ignore[assignment,method-assign]
+    try:
+        result = run_job(job, toy.WORKERS, virtual=True, cluster=None, deterministic=True, timeout=60.0).result
+    finally:
+        Worker.step = original  # type: ignore[method-assign]
+    history = result["membership"]
+    assert [row["members"] for row in history] == [[0, 2, 3], [0, 2, 3, 4], [2, 3, 4], [0, 2, 3, 4]], history
+    assert [row["step"] for row in history] == [4, 8, 10, 16], history  # what follows the last agreed step is dropped
+    # What was taken after the step at which the next generation began was taken back.
+    ends = {row["generation"] - 1: row["step"] for row in history}
+    agreed = [row for row in taken if row[1] <= ends.get(row[0], row[1])]
+    for epoch in range(3):
+        visited = sorted(index for row in agreed if row[2] == epoch for index in row[3])
+        assert visited == list(range(toy.EXAMPLES)), f"epoch {epoch} does not visit every example once"
+    assert result["samples"] == 3 * toy.EXAMPLES
+    before = nn.functional.cross_entropy(toy.model().eval()(toy.INPUTS), toy.TARGETS).item()
+    after = result["models"]["mean"]["loss"]
+    assert after < 0.95 * before, f"the loss fell from {before:.3f} to {after:.3f} only"
 
 
 def _train(method: Configurable, **changes: Any) -> Run:
@@ -213,6 +261,7 @@ def check_every_example(method: Order) -> None:
 
     def loop(comm: Any) -> None:
         worker = Worker(job, comm)
+        assert isinstance(worker.position, Position)
         for epoch in range(3):
             positions = worker.position.positions
             assert positions is not None
@@ -243,11 +292,11 @@ def check_cost(method: Sync | Wire) -> None:
         spawn(loop, workers, virtual=True)
 
 
-def _job(method: Method) -> Job:
+def _job(method: Method, elastic: Elasticity | None = None) -> Job:
     chosen = toy.choices(method)
     chosen |= {"batch": chosen_batch(chosen["batch"]), "period": chosen_period(chosen.get("period"))}
     source = Source((toy.INPUTS, toy.TARGETS))
-    return Job(toy.model, nn.CrossEntropyLoss(), source, Length(steps=100), toy.optimizer, **chosen)
+    return Job(toy.model, nn.CrossEntropyLoss(), source, Length(steps=100), toy.optimizer, elastic=elastic, **chosen)
 
 
 def _step(worker: Worker) -> None:
@@ -298,12 +347,12 @@ TRAINS = (
 )
 PROMISES: dict[str, tuple[Callable[[Any], None], ...]] = {
     "partition": (*SAYS, *TRAINS),
-    "order": (*SAYS, *TRAINS, check_state, check_every_example),
+    "order": (*SAYS, *TRAINS, check_state, check_every_example, check_membership),
     "batch": (*SAYS, *TRAINS, check_state),
     "period": (*SAYS, *TRAINS, check_state),
     "topology": (*SAYS, check_graph),
-    "sync": (*SAYS, *TRAINS, check_state, check_cost),
-    "wire": (*SAYS, *TRAINS, check_state, check_cost),
+    "sync": (*SAYS, *TRAINS, check_state, check_cost, check_membership),
+    "wire": (*SAYS, *TRAINS, check_state, check_cost, check_membership),
 }
 
 

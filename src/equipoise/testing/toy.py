@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ..comm.base import Comm
+from ..comm.membership import Elasticity
+from ..comm.virtual_membership import Change
 from ..config.defaults import chosen_period
 from ..core.method import Configurable
 from ..core.random import seed_torch, seed_worker
 from ..launch.start import spawn
 from ..loop.attach import attach as attach_to
-from ..loop.result import counters
 from ..loop.sampler import Sampler
 from ..loop.train import Run
 from ..loop.train import train as train_job
@@ -75,12 +76,15 @@ def attach(
     log: Path | None = None,
     cluster: Cluster | None = None,
     num_workers: int = 0,
+    elastic: Elasticity | None = None,
+    planned: Sequence[Change] = (),
     **changes: Any,
 ) -> dict[str, Any]:
     """The same by a user's own loop; the counters of its end.
 
     log: a folder; the loop then resumes from what is there, and writes a checkpoint at its end.
-    num_workers: of the loader. changes: other choices, and arguments of `eq.attach`.
+    num_workers: of the loader. elastic, planned: may workers come and go, and which do?
+    changes: other choices, and arguments of `eq.attach`.
     """
     chosen = {**choices(method), **changes}
     drawn = {axis: chosen.pop(axis) for axis in ("partition", "order", "batch") if axis in chosen}
@@ -112,9 +116,10 @@ def attach(
                         break
             if log is not None:
                 together.checkpoint()
-        return counters(together.step)
+        return together.outcome()
 
-    result: dict[str, Any] = spawn(loop, workers, virtual=virtual, cluster=cluster, deterministic=True)[0]
+    how: dict[str, Any] = {"virtual": virtual, "cluster": cluster, "elastic": elastic, "changes": planned}
+    result: dict[str, Any] = spawn(loop, workers, deterministic=True, **how)[0]
     return result
 
 

@@ -5,6 +5,7 @@ the distance to a replica that the receivers hold. What a message left out is se
 
     e <- b e + d;   m = C(e);   e <- e - m          d the difference, m what all workers decode, e the residual
 
+Averages of models can leave e in the worker's own model instead, which then is the difference of the next round.
 `channel.py` does this for sums over all workers, `replicas.py` for gossip, `messages.py` for one sender. A wire only
 fills in C, as a code for rows of a matrix (`rows.py`) or as a linear map whose images are summed (`linear.py`).
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .replicas import ReplicaChannel
 
 FEEDBACK = "part of the residual that is kept for the next message: 1 error feedback, 0 none"
+RESIDUAL = "of averages of models. feedback: sent with the next difference; model: left in the worker's model meanwhile"
+RESIDUALS = ("feedback", "model")
 
 
 class Piece(NamedTuple):
@@ -64,12 +67,14 @@ class Wire(Method):
     """Final here: the channels and their state."""
 
     axis: ClassVar[str] = "wire"
+    LATE: ClassVar[dict[str, type]] = {"reference": torch.Tensor, "residual": torch.Tensor}
     STATE: ClassVar[tuple[str, ...]] = ("initial", "channel_states")
     plain: ClassVar[bool] = False  # vectors travel as they are, and no channel is used
     dense: ClassVar[bool] = False  # every element is in every message, with at least 4 bits
     memoryless: ClassVar[bool] = False  # rounding of each element by itself: good enough without residual or replica
 
     feedback: float = option(1.0, help=FEEDBACK, least=0, most=1)
+    residual: str = option("feedback", help=RESIDUAL, choices=RESIDUALS)
 
     @abstractmethod
     def collective(self) -> str:
@@ -110,11 +115,15 @@ class Wire(Method):
         if self.initial is None:
             self.initial = x.detach().clone()
 
-    def sums(self, name: str, *, feedback: bool = True) -> SumChannel:
-        """A channel for sums over all workers. `feedback = False` where what is summed is no increment."""
+    def sums(self, name: str, *, feedback: bool = True, models: bool = False) -> SumChannel:
+        """A channel for sums over all workers. `feedback = False` where what is summed is no increment.
+
+        `models`: differences of models are summed, so that residuals may stay in the models.
+        """
         from .channel import SumChannel
 
-        channel = SumChannel(self, len(self.channels), feedback=feedback)
+        in_model = models and feedback and self.residual == "model"
+        channel = SumChannel(self, len(self.channels), feedback=feedback, in_model=in_model)
         self._add(name, channel)
         return channel
 
@@ -146,6 +155,13 @@ class Wire(Method):
         for channel in self.channels.values():
             channel.drop()
 
+    def forget(self, common: torch.Tensor | None = None) -> None:
+        """Forget what messages left out and what receivers hold; with `common` on all workers, who hold this model."""
+        self.finish()
+        self.initial = self.initial if common is None else common.clone()
+        for channel in self.channels.values():
+            channel.forget()
+
     @property
     def channel_states(self) -> dict[str, Any]:
         return {name: channel.state() for name, channel in self.channels.items()}
@@ -154,11 +170,6 @@ class Wire(Method):
     def channel_states(self, states: dict[str, Any]) -> None:
         for name, state in states.items():
             self.channels[name].load(state)
-
-
-def is_finite(vector: torch.Tensor) -> bool:
-    """No NaN, no infinity. The float32 sum decides almost always; of huge numbers it may overflow."""
-    return bool(vector.sum().isfinite()) or bool(vector.sum(dtype=torch.float64).isfinite())
 
 
 def pieces_of(shapes: tuple[tuple[int, ...], ...], start: int = 0, stop: int | None = None) -> tuple[Piece, ...]:

@@ -2,6 +2,8 @@
 
     e_i <- b e_i + d_i;   m_i = C(e_i);   e_i <- e_i - m_i;   all workers receive sum_i m_i
 
+With residuals in the models (`in_model`) the sync takes e_i after each sum and adds it to the model of worker i.
+
 Where chunks are summed by their ranks and coded again (all-to-all), rank p keeps the residual of its sums too. All
 workers decode the same bytes in the same order, so all receive the same sum, on any kind of workers.
 """
@@ -17,8 +19,9 @@ from ..comm.base import Pending
 from ..comm.fused_reduction import chunks, pack_floats, sum_in_order, sum_rows, unpack_floats
 from ..comm.ledger import Deferred
 from ..core.errors import NonFinite
+from ..core.finite import is_finite
 from ..core.vector import ModelSize
-from .base import Draw, Piece, is_finite, pieces_of
+from .base import Draw, Piece, pieces_of
 from .linear import LinearWire
 from .rows import CACHED, RowWire
 
@@ -32,11 +35,16 @@ Summation = Generator[Exchange, None, torch.Tensor]
 class SumChannel:
     """One sum at a time. `feedback = False` codes what it is given, without a residual."""
 
-    def __init__(self, wire: Wire, number: int, *, feedback: bool):
+    # What outlives a change of membership; what this rank has kept of its sums does not.
+    COMMON = ("count", "reference", "memories")
+    OWN = ("unsent",)
+
+    def __init__(self, wire: Wire, number: int, *, feedback: bool, in_model: bool = False):
         assert wire.context.flat is not None
         self.wire, self.context, self.number = wire, wire.context, number
         self.flat = wire.context.flat
         self.feedback = wire.feedback if feedback else 0.0
+        self.in_model = in_model and self.feedback > 0.0
         self.shapes = tuple(tuple(s.shape) for s in self.flat.slices)
         self.count = 0  # sums so far
         self.reference: torch.Tensor | None = None  # the model to which a sync takes differences, if it has no own
@@ -50,12 +58,22 @@ class SumChannel:
         self._done = 0  # exchanges of it that are over
         self._total: torch.Tensor | None = None  # its result, once it is known
         self._totals: list[float] = []
+        self._ended: tuple[int, int, float] | None = None  # start, stop and own weight of a sum whose residual is left
         self._cost = Deferred()
         self._memory: torch.Tensor | None = None
 
     @property
     def in_flight(self) -> bool:
         return self._flight is not None
+
+    @property
+    def unsent(self) -> torch.Tensor | None:
+        """The residual; none of it where a sum in flight was lost, whose vector is coded again with the next one."""
+        return None if self.in_flight or not self.feedback else self.residual
+
+    @unsent.setter
+    def unsent(self, value: torch.Tensor | None) -> None:
+        self.residual = value
 
     @property
     def exchanges(self) -> int:
@@ -114,6 +132,8 @@ class SumChannel:
         while self._total is None:
             self._next()
         total = self._total
+        start, stop, weights, _ = self._flight
+        self._ended = (start, stop, weights[0]) if self.in_model else None
         self._flight = self._stages = self._total = None
         self.context.comm.ledger.record(self._cost.messages, self._cost.bytes)
         self.count += 1
@@ -127,17 +147,32 @@ class SumChannel:
             )
         return total, self._totals
 
+    def take_residual(self, progress: torch.Tensor) -> torch.Tensor:
+        """What the last message left out of this worker's progress: all of it at weight 0. It leaves the channel."""
+        assert self.residual is not None
+        assert self._ended is not None, "no sum of this channel has ended"
+        (start, stop, weight), self._ended = self._ended, None
+        left = self.residual[start:stop]
+        taken = left * (self.feedback / weight) if weight else progress * self.feedback
+        left.zero_()
+        return taken
+
     def drop(self) -> None:
         """Discard a sum in flight; all workers must do so together."""
         if self._pending is not None:
             self._pending.wait()
         self._pending = self._stages = self._flight = self._total = None
 
+    def forget(self) -> None:
+        """Forget what was left out, and the reference; all workers do so together."""
+        self.reference = self.residual = None
+        self.sum_residuals, self.memories = {}, {}
+
     def state(self) -> dict[str, Any]:
         return {
             "count": self.count,
             "reference": self.reference,
-            "residual": self.residual if self.feedback or self.in_flight else None,
+            "residual": self.residual if self.in_flight or (self.feedback and not self.in_model) else None,
             "sum_residuals": self.sum_residuals,
             "memories": self.memories,
             "flight": None if self._flight is None else list(self._flight),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, is_finite, pieces_of
+from ..core.finite import is_finite
+from .base import Draw, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 class MessageChannel:
     """All workers call `next_message` together, whoever sends."""
+
+    # What outlives a change of membership.
+    COMMON = ("count",)
+    OWN = ("memory",)
 
     def __init__(self, wire: Wire, number: int):
         assert wire.context.flat is not None
@@ -55,6 +60,10 @@ class MessageChannel:
 
     def drop(self) -> None:
         """Nothing is ever in flight here."""
+
+    def forget(self) -> None:
+        """Forget the wire's memory; all workers do so together."""
+        self.memory = None
 
     def state(self) -> dict[str, Any]:
         return {"count": self.count, "memory": self.memory}

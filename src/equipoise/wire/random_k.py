@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..core.method import Metadata, option
-from .base import Draw, Piece
+from .base import RESIDUAL, RESIDUALS, Draw, Piece
 from .linear import Compression, LinearWire
 
 
@@ -23,7 +23,8 @@ class RandomK(LinearWire):
     Stores the residual, sends 4 k bytes per message, in one all-reduce; S is drawn again by every worker, from the
     seed, on the CPU, so that it is the same on unlike devices.
     With error feedback, or with replicas, exact in the limit with every sync that takes it; `keep = 1` is float32.
-    What is not drawn waits d / k rounds on average: the learning rate may have to be smaller. A vector that is not
+    What is not drawn waits d / k rounds on average, so averages of models leave it in the worker's model meanwhile
+    (`residual = "model"`); for gradients the learning rate may have to be smaller. A vector that is not
     finite makes all of its message so, whatever is drawn.
 
     Reference: Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018.
@@ -34,6 +35,7 @@ class RandomK(LinearWire):
     )
 
     keep: float = option(1 / 64, help="part of the elements that is sent", above=0, most=1)
+    residual: str = option("model", help=RESIDUAL, choices=RESIDUALS)
 
     def lengths(self, elements: int, pieces: tuple[Piece, ...]) -> list[int]:
         return [min(elements, max(1, round(self.keep * elements)))]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Draw, is_finite, pieces_of
+from ..core.finite import is_finite
+from .base import Draw, pieces_of
 
 if TYPE_CHECKING:
     from .base import Wire
@@ -28,6 +29,10 @@ class ReplicaChannel:
     """The replicas of one worker, of the model and of the vectors that travel behind it. They begin at the initial
     model and at zero.
     """
+
+    # What outlives a change of membership; replicas begin anew, on both ends of each link.
+    COMMON = ("count",)
+    OWN = ("memory",)
 
     def __init__(self, wire: Wire, number: int, vectors: int, gamma: float, *, tracks: bool = True):
         assert wire.context.flat is not None
@@ -82,6 +87,10 @@ class ReplicaChannel:
 
     def drop(self) -> None:
         """A round in flight has changed nothing here."""
+
+    def forget(self) -> None:
+        """Begin all replicas anew; all workers do so together."""
+        self.own, self.others, self.memory = None, {}, None
 
     def state(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("gamma", "count", "memory", "own", "others")}

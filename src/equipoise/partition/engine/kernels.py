@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.errors import UserError
+from ..moderate import moderate
 from .compiled import Array, compiled
 
 ONE = 1 << 15  # the similarity 1
@@ -41,6 +42,7 @@ def quantize(features: np.ndarray, kernel: str = "rbf") -> QuantizedFeatures:
     """Round features to integers; for `cosine` the rows are first scaled to length one."""
     x = features.astype(np.float64)
     if kernel == "cosine":
+        x, _ = moderate(x)
         length = np.sqrt(np.einsum("ij,ij->i", x, x))
         x /= np.where(length > 0, length, 1.0)[:, None]
     else:
@@ -113,7 +115,8 @@ def _scale(quantized: QuantizedFeatures, kernel: str, gamma: float | None) -> tu
         return quantized.unit**2, np.empty(0)
     width = median_gamma(quantized) if gamma is None else gamma
     table = np.exp(-np.arange(_ENTRIES + 1) * (_RANGE / _ENTRIES)) * ONE
-    return width * quantized.unit**2 * (_ENTRIES / _RANGE), table
+    # At most so large that identical examples, at a distance of zero, stay similar.
+    return min(width * (quantized.unit * quantized.unit) * (_ENTRIES / _RANGE), 1e300), table
 
 
 @compiled

@@ -14,6 +14,7 @@ from ...core.extras import require
 from ...core.progress_bar import bar
 from ..blocks import Division, blocks_of, members_of, remarks
 from ..capacity import capacities
+from ..moderate import moderate
 from .greedy import GreedyConfig, assign_greedily
 from .kernels import median_gamma, quantize
 from .large_classes import assign_by_neighbours, random_chunks
@@ -69,6 +70,8 @@ def _assign_class(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Owners and values of one class."""
     n = len(features)
+    if config.gamma is None:
+        features, _ = moderate(features)  # a bandwidth from the data knows no scale
     quantized = quantize(features, config.kernel)
     if config.gamma is None and config.kernel == "rbf":
         config = config._replace(gamma=median_gamma(quantized))

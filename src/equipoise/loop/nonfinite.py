@@ -1,0 +1,213 @@
+"""Numbers that are not finite, in one worker: noticed before they are sent, and handled alike by all.
+
+- stop: the worker raises before it sends anything; the others hear why it ended.
+- skip: a step whose loss or gradient is bad counts for nothing. A model that is bad stops the run.
+- leave-out: so does it; besides, a worker that takes local steps is left out of the round that follows. A worker
+  whose model or state is bad is left out too. It takes over the others' model (see `take_over`).
+
+What is looked at: the loss in every step; what a sync is about to send, at a round; everything that a checkpoint keeps,
+before it is written. With leave-out, workers tell each other at every round whether they are well: in one byte, or by
+the weights that a sync sends anyway. A round of the latter kind that one of them has spoiled is dropped by all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ..checkpoint.store import available
+from ..comm.ledger import gather_cost
+from ..core.errors import NonFinite
+from ..core.finite import first_not_finite, is_finite
+from ..sync.base import Sync
+from ..sync.none import NoSync
+from .take_over import take_over
+
+if TYPE_CHECKING:
+    from .step import Step
+
+KINDS = {
+    "loss": "the loss is",
+    "gradient": "the gradient is",
+    "wire": "what the wire keeps is",
+    "parameters": "the parameters are",
+    "state": "the state of the sync is",
+    "buffers": "the buffers are",
+    "optimizer": "the state of the optimizer is",
+}
+
+
+class Fault(NamedTuple):
+    """What is not finite, and in words."""
+
+    kind: str
+    words: str
+
+    @property
+    def passes(self) -> bool:
+        """Is it gone with the step, because nothing has been changed by it?"""
+        return self.kind in ("loss", "gradient")
+
+
+class Guard:
+    """Watches the numbers of one worker, by policy."""
+
+    def __init__(self, step: Step, policy: str):
+        self.step, self.comm, self.policy = step, step.comm, policy
+        self.folder: Path | None = None  # of the run, where it writes checkpoints
+        self.examples: Sequence[int] = ()  # of this step's batch, for error messages
+        sync = step.sync
+        # A worker's gradient is looked at where nothing else would be before it is sent.
+        self.watches_gradient = policy != "stop" or (sync.uses_gradient and sync.sends_before_step())
+        self.one_model = sync.averages() == "gradient"  # all workers hold the same
+        self.leaves_out = policy == "leave-out" and step.talks and not sync.needs().every_step
+        self._left: Fault | None = None  # why this worker is left out of the next round
+        self._infinite = {name for name, b in step.model.named_buffers() if not _bounded(b)}  # masks, from the start
+        self.keep_buffers()
+
+    # -- the step ------------------------------------------------------------------------------------------------------
+    def accepts(self, loss: float | None, g: torch.Tensor | None, examples: Sequence[int]) -> bool:
+        """False where this step must not count: its gradient is zeroed and has no weight, on all workers alike."""
+        self.examples = examples
+        if loss is not None and not math.isfinite(loss):
+            found = Fault("loss", f"the loss is {loss}")
+            if not is_finite(self.step.flat.gather()):
+                found = Fault("parameters", f"{found.words}, and parameters are not finite")
+        elif self.watches_gradient and g is not None and not is_finite(g):
+            found = Fault("gradient", f"{KINDS['gradient']} not finite")
+        else:
+            return True
+        if self.policy == "stop" or (self.policy == "skip" and not found.passes):
+            raise self._tell(self._error(found, self._step))
+        assert g is not None
+        g.zero_()
+        self._restore_buffers()  # BatchNorm has seen what made the loss NaN
+        if self._left is None:
+            self.step.context.emit(self.policy, reason=found.words)
+        if self.leaves_out or not found.passes:
+            self._left = found
+        return False
+
+    def before_sending(self) -> None:
+        """A round is next. With leave-out all workers agree on who takes part; else one that is bad stops."""
+        found = self._left or self._look(everything=self.policy == "leave-out")
+        if self.policy != "leave-out":
+            if found is not None:
+                raise self._tell(self._error(found, self._step))
+            return
+        if found is not None and self._left is None:
+            self.step.context.emit(self.policy, reason=found.words)
+        if self.step.sync.tells:
+            self.step.clock.sound, self._left = found is None, found
+            if found is not None and found.kind == "wire":
+                self.step.wire.forget()  # or the sum that shall tell would be spoiled
+        else:
+            self._agree(found)
+
+    def alarm(self) -> None:
+        """The round has told all workers that one of them is not well."""
+        self._agree(self._left)
+
+    def _agree(self, found: Fault | None) -> None:
+        """Everybody learns what everybody has found."""
+        kinds = [None, *KINDS]
+        code = torch.tensor([kinds.index(found.kind) if found is not None else 0], dtype=torch.uint8)
+        told = [kinds[code] for code in self.comm.gather(code).flatten().tolist()]
+        self._settle([None if kind is None else Fault(kind, f"{KINDS[kind]} not finite") for kind in told], self._step)
+
+    def meet(self) -> None:
+        """All workers are about to save or to evaluate what they hold. All of it is finite then, or all raise."""
+        found = self._look(everything=True)
+        faults: list[Fault | None] = self.comm.gather_objects(found)
+        if self.policy == "leave-out":
+            if found is not None:
+                self.step.context.emit(self.policy, reason=found.words)
+            with self.comm.uncounted():
+                self._settle(faults, self.step.clock.step)
+        elif any(faults):
+            raise self._error_of_all(faults, self.step.clock.step)
+
+    def _settle(self, faults: list[Fault | None], step: int) -> None:
+        """Those who are well go on, the others take over their model. All know all faults."""
+        bad = {rank: found for rank, found in enumerate(faults) if found is not None}
+        if not bad:
+            return
+        if len(bad) == self.comm.size:
+            raise self._error_of_all(faults, step)
+        take_over(self.step, list(bad), one_model=self.one_model, wire=any(f.kind == "wire" for f in bad.values()))
+        if self.comm.rank in bad:
+            self._left, self.step.clock.sound = None, True
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+    def _look(self, *, everything: bool) -> Fault | None:
+        """The first thing that is not finite, of what a round sends or of `everything` that a checkpoint keeps."""
+        step = self.step
+        # The wire first: where it is lost, more is lost than a worker's own.
+        if step.compressed and (path := first_not_finite(step.wire.channel_states)) is not None:
+            return Fault("wire", f"{KINDS['wire']} not finite ({path})")
+        if (everything or not self.one_model) and not is_finite(step.flat.gather()):
+            return Fault("parameters", f"{KINDS['parameters']} not finite")
+        whole = everything or step.compressed  # a code depends on what it is taken from too
+        parts: dict[str, Any] = {"state": step.sync_state() if whole else step.sync.sent_with_model()}
+        if everything:
+            parts["buffers"] = {n: b for n, b in step.model.named_buffers() if n not in self._infinite}
+            parts["optimizer"] = step.optimizer.state_dict()["state"]
+        for kind, tree in parts.items():
+            if (path := first_not_finite(tree)) is not None:
+                return Fault(kind, f"{KINDS[kind]} not finite ({path})")
+        return None
+
+    @property
+    def _step(self) -> int:
+        """The number of the step in progress."""
+        return self.step.clock.step + 1
+
+    # -- errors --------------------------------------------------------------------------------------------------------
+    def _error(self, found: Fault, step: int, rank: int | None = None) -> NonFinite:
+        rank = self.comm.rank if rank is None else rank
+        on, policy = "", "skip" if found.passes else "leave-out"
+        if found.passes and len(self.examples):
+            on = f" on examples {list(self.examples[:8])}{'...' if len(self.examples) > 8 else ''}"
+        text = f"worker {rank}, step {step}: {found.words}{on}; lower the learning rate, fix the data"
+        if self.policy == "leave-out":
+            text += "; no worker is left whose numbers are finite"
+        else:
+            text += f", or pass nonfinite='{policy}' (--nonfinite {policy})"
+        checkpoints = available(self.folder) if self.folder is not None else []
+        if checkpoints:
+            text += f"; the last good checkpoint is {checkpoints[-1]}"
+        return NonFinite(text, rank, step)
+
+    def _error_of_all(self, faults: list[Fault | None], step: int) -> NonFinite:
+        """The same on every worker."""
+        rank, found = next((rank, found) for rank, found in enumerate(faults) if found is not None)
+        self.examples = ()  # of this worker, which need not be the one that is named
+        return self._error(found, step, rank)
+
+    def _tell(self, error: NonFinite) -> NonFinite:
+        """Let those who wait for this worker raise the same."""
+        self.comm.leave_word(error)
+        return error
+
+    # -- buffers -------------------------------------------------------------------------------------------------------
+    def keep_buffers(self) -> None:
+        """Remember the buffers, for a step that will not count. Also called when a model was loaded from outside."""
+        self._kept = [b.clone() for b in self.step.model.buffers()] if self.policy != "stop" else []
+
+    def _restore_buffers(self) -> None:
+        for buffer, before in zip(self.step.model.buffers(), self._kept, strict=True):
+            buffer.copy_(before)
+
+
+def _bounded(buffer: torch.Tensor) -> bool:
+    return not buffer.is_floating_point() or is_finite(buffer)
+
+
+def agreement_cost(policy: str, sync: Sync, size: int) -> tuple[int, int]:
+    """Messages and bytes that a worker sends at a round in which all are well, besides those of the sync."""
+    asks = policy == "leave-out" and size > 1 and not (sync.tells or isinstance(sync, NoSync))
+    return gather_cost(1, 1, size) if asks else (0, 0)

@@ -1,0 +1,156 @@
+"""Which parameters the factors of layers cover: checked against gradients of single examples, again and again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.errors import UserError
+from .attribution import drawn_examples, gradient_of
+from .factor_view import FactorView
+from .layer_factors import LayerFactors, Span
+from .replay_view import ModelCall
+
+_TOLERANCE = 0.05  # of the norm of a parameter's gradient: half precision differs by more than rounding
+_NEGLIGIBLE = 1e-3  # of the norm of the whole gradient: what is smaller decides no sign
+_GROWN = 10.0  # a gradient that was negligible is checked again when it is so many times as large
+
+Gradients = list[torch.Tensor | None]
+
+
+class Coverage:
+    """The trained parameters of a model, where they lie in the flat vector, and those that are left out.
+
+    A parameter that fails in the first pass has no span. One that fails later keeps it and its factors become zeros:
+    the layers of a run must stay the same.
+    """
+
+    def __init__(self, model: nn.Module, saved: dict[str, Any] | None):
+        self.model = model
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.places: dict[str, Span] = {}
+        self.dimension = 0
+        for name, p in self.parameters.items():
+            self.places[name] = Span(self.dimension, self.dimension + p.numel())
+            self.dimension += p.numel()
+        first = next(iter(self.parameters.values()))
+        self.dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        self.one = torch.ones((), dtype=self.dtype, device=first.device)
+        saved = saved or {"passes": 0, "checks": 0, "without": [], "muted": [], "unverified": {}}
+        self.passes, self.checks = saved["passes"], saved["checks"]
+        self.without, self.muted = list(saved["without"]), list(saved["muted"])
+        self.unverified: dict[str, float] = dict(saved["unverified"])  # negligible at the last check: norms then
+        self.planned = False  # is the pass in progress one of those that are always checked?
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("passes", "checks", "without", "muted", "unverified")}
+
+    @property
+    def spans(self) -> dict[int, Span]:
+        """By the id of a parameter: where it lies."""
+        return {id(p): self.places[name] for name, p in self.parameters.items() if name not in self.without}
+
+    def begin_pass(self) -> bool:
+        """Should the calls of the model be kept during this pass?"""
+        self.passes += 1
+        self.planned = self.passes & (self.passes - 1) == 0  # 1, 2, 4, 8, ...
+        return self.planned or bool(self.unverified)
+
+    @property
+    def asks(self) -> bool:
+        """Should this pass be checked? Yes too where a gradient that said nothing is much larger now."""
+        grown = (_norm(self.parameters[name]) > _GROWN * old for name, old in self.unverified.items())
+        return self.planned or any(grown)
+
+    @torch.no_grad()
+    def check(
+        self, layers: list[LayerFactors], calls: list[ModelCall], earlier: Gradients | None, examples: int
+    ) -> list[str]:
+        """The parameters whose factors are not the gradients of single examples; they are left out from here on.
+
+        earlier: the gradients before this pass, where the model cannot be repeated: then sums have to do.
+        """
+        self.checks += 1
+        view = FactorView(layers, self.one.new_ones(examples), self.dimension)
+        weights = drawn_examples(examples, self.checks, self.one)
+        truth = gradient_of(self.model, self.parameters, calls, weights)
+        wrong = [] if truth is None else self._wrong(view.vector(weights), truth)
+        used = [name for name in self.parameters if name not in (*self.without, *self.muted)]
+        if truth is None or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
+            if earlier is None:
+                return []
+            truth = self._sum_since(earlier)
+            wrong = self._wrong(view.vector(self.one.new_ones(examples)), truth)
+        least = _NEGLIGIBLE * float(truth.norm())
+        small = [name for name in used if name not in wrong and float(truth[slice(*self.places[name])].norm()) <= least]
+        self.unverified = {name: _norm(self.parameters[name]) for name in small}
+        if self.passes == 1:
+            self.without += wrong
+        else:
+            self.muted += wrong
+        return wrong
+
+    def _wrong(self, claimed: torch.Tensor, truth: torch.Tensor) -> list[str]:
+        """The parameters in which two gradients differ."""
+        wrong, least = [], _NEGLIGIBLE * float(truth.norm())
+        for name, place in self.places.items():
+            true = truth[slice(*place)]
+            error = float((claimed[slice(*place)] - true).norm())
+            if name not in (*self.without, *self.muted) and error > _TOLERANCE * float(true.norm()) + least:
+                wrong.append(name)
+        return wrong
+
+    def _sum_since(self, earlier: Gradients) -> torch.Tensor:
+        """The gradient that backward has added in this pass."""
+        truth = self.one.new_zeros(self.dimension)
+        for (name, p), old in zip(self.parameters.items(), earlier, strict=True):
+            if p.grad is not None:
+                added = p.grad if old is None else p.grad - old
+                truth[slice(*self.places[name])] = added.detach().reshape(-1).to(self.dtype)
+        return truth
+
+    def audible(self, layers: list[LayerFactors]) -> list[LayerFactors]:
+        """The layers, with zeros in those whose parameters are left out."""
+        if not self.muted:
+            return layers
+        muted = [self.places[name] for name in self.muted]
+        return [_silent(factors) if _overlap(factors.spans(), muted) else factors for factors in layers]
+
+    def report(self, wrong: list[str], rank: int) -> None:
+        """One line about the parameters that were left out; an error where none remain."""
+        if not wrong:
+            return
+        share = sum(self.places[name].size for name in wrong) / self.dimension
+        names = ", ".join(wrong[:6]) + (", ..." if len(wrong) > 6 else "")
+        fix = (
+            "--order.signal forward covers any model, --order.signal batch --order.group SIZE uses gradients of groups"
+        )
+        if len(self.without) == len(self.parameters):
+            raise UserError(
+                f"no parameter is in a layer with a rule ({names}), or the loss has a term that is no mean over "
+                f"examples: {fix}"
+            )
+        if rank == 0:
+            logging.getLogger("equipoise").warning(
+                "the order ignores %.1f %% of the parameters (%s): no rule for their layer, or its input does not have "
+                "the examples first; %s",
+                100 * share,
+                names,
+                fix,
+            )
+
+
+def _norm(p: nn.Parameter) -> float:
+    return 0.0 if p.grad is None else float(p.grad.norm())
+
+
+def _overlap(some: list[Span], others: list[Span]) -> bool:
+    return any(a.start < b.stop and b.start < a.stop for a in some for b in others)
+
+
+def _silent(factors: LayerFactors) -> LayerFactors:
+    """The same shapes with gradients of zero."""
+    return factors.with_tensors({n: torch.zeros_like(t) for n, t in factors.tensors().items() if n != "a"})

@@ -1,0 +1,215 @@
+"""Factors that are no example's gradient are noticed and left out, at once or when they can be noticed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context
+from equipoise.signal.factor_view import FactorView
+
+from . import models
+from .test_exact import rows_of, view_of
+
+EXAMPLES = 6
+
+
+def fresh() -> eq.signal.Exact:
+    return eq.signal.Exact().bind(Context(current_comm()))
+
+
+class Positions(nn.Module):
+    """A table of positions for as many tokens as there are examples, and a layer with the tokens first."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(11, 4), nn.Embedding(EXAMPLES, 4)
+        self.turned, self.head = nn.Linear(4, 4), nn.Linear(4, 3, bias=False)
+        self.head.weight.data *= scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.token(x) + self.position(torch.arange(EXAMPLES))
+        return self.head(torch.tanh(self.turned(h.transpose(0, 1)).transpose(0, 1))).mean(1)
+
+
+def names_of(view: FactorView, model: nn.Module) -> set[str]:
+    """The parameters that have a gradient in the view."""
+    rows, start, names = rows_of(view).abs().sum(0), 0, set()
+    for name, p in model.named_parameters():
+        if rows[start : start + p.numel()].any():
+            names.add(name)
+        start += p.numel()
+    return names
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_first_dimension_that_is_the_batch_by_coincidence(scale: float, caplog: pytest.LogCaptureFixture) -> None:
+    """As many tokens as examples: the sum over examples is right, no part of it is. Behind a head of zeros nothing can
+    be seen in the first pass.
+    """
+    torch.manual_seed(0)
+    model, inputs, signal = Positions(scale).double(), torch.randint(11, (EXAMPLES, EXAMPLES)), fresh()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        for number in range(3):
+            view = view_of(signal, model, inputs)
+            if scale or number == 2:
+                assert names_of(view, model) == {"token.weight", "head.weight"}
+            if number == 1:  # the third pass is not one of those that are always checked
+                nn.init.normal_(model.head.weight)
+    rows = models.gradients(model, inputs)
+    torch.testing.assert_close(rows_of(view)[:, :44], rows[:, :44], rtol=1e-9, atol=1e-11)
+    assert len(caplog.records) == 1
+    assert "position.weight, turned.weight, turned.bias" in caplog.text
+
+
+class Late(nn.Module):
+    """A bare parameter that is used from some step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.bare, self.layer = False, nn.Parameter(torch.ones(7)), nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * self.bare if self.used else x)
+
+
+def test_a_parameter_that_is_used_later(caplog: pytest.LogCaptureFixture) -> None:
+    model, inputs, signal = Late().double(), torch.randn(6, 7, dtype=torch.float64), fresh()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        for number in range(6):
+            model.used = number >= 4  # not one of the passes that are always checked
+            view = view_of(signal, model, inputs)
+    assert len(caplog.records) == 1
+    assert "(bare)" in caplog.text
+    torch.testing.assert_close(rows_of(view)[:, 7:], models.gradients(model, inputs)[:, 7:], rtol=1e-9, atol=1e-11)
+
+
+class SharedBias(nn.Module):
+    """Two layers with one bias, or one layer twice whose weight is frozen."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(7, 7), nn.Linear(7, 7)
+        self.two.bias = self.one.bias
+        if frozen:
+            self.two = self.one
+            self.one.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.tanh(self.one(x)))
+
+
+class SelfAndCross(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.attention(x, x, x)[0]
+        return self.attention(h, x, x.tanh())[0].mean(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(lambda: SharedBias(False), (7,)), (lambda: SharedBias(True), (7,)), (SelfAndCross, (5, 8))],
+    ids=["shared bias", "frozen weight of a layer used twice", "self and cross attention"],
+)
+def test_cross_terms_of_whatever_is_shared(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    model, inputs = make().double(), torch.randn(6, *shape, dtype=torch.float64)
+    rows, view = models.gradients(model, inputs), view_of(fresh(), model, inputs)
+    torch.testing.assert_close(rows_of(view), rows, rtol=1e-9, atol=1e-11)
+    outside = torch.ones(view.dimension, dtype=torch.float64)
+    for region in view.regions():
+        assert outside[region].all(), "regions overlap: sums over them would count twice"
+        outside[region] = 0
+    vector = torch.randn(view.dimension, dtype=torch.float64)
+    torch.testing.assert_close(view.products(vector), (rows * outside) @ vector, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(view.gram(), (rows * outside) @ rows.T, rtol=1e-9, atol=1e-11)
+
+
+class Branches(nn.Module):
+    """Two paths of equal shapes, and one that leaves both out."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.path = 0
+        self.first, self.second, self.head = layer(), layer(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.unflatten(1, (2, 4)).unsqueeze(2) if isinstance(self.first, nn.Conv2d) else x
+        h = [self.first, self.second, nn.Identity()][self.path](h)
+        return self.head(torch.tanh(h.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "layer", [lambda: nn.Linear(8, 8), lambda: nn.LayerNorm(8), lambda: nn.Conv2d(2, 2, (1, 3), padding=(0, 1))]
+)
+def test_batches_that_take_other_paths(layer: Callable[[], nn.Module]) -> None:
+    """An example that is carried over, and joined with a batch that went another way."""
+    torch.manual_seed(2)
+    model, inputs, signal = Branches(layer).double(), torch.randn(6, 8, dtype=torch.float64), fresh()
+    for earlier, later in ((0, 1), (1, 0), (2, 0), (0, 2)):
+        model.path = earlier
+        rows = models.gradients(model, inputs[:2])
+        kept = view_of(signal, model, inputs[:2]).take([1])
+        model.path = later
+        rows = torch.cat([rows[1:], models.gradients(model, inputs[2:])])
+        joined = kept.join(view_of(signal, model, inputs[2:]))
+        assert isinstance(joined, FactorView)
+        torch.testing.assert_close(rows_of(joined), rows, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(joined.gram(), rows @ rows.T, rtol=1e-9, atol=1e-11)
+
+
+class Dropped(nn.Module):
+    """LayerDrop: layers are left out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.middle = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        for layer in self.middle:
+            if not self.training or torch.rand(()) < 0.5:
+                h = h + torch.tanh(layer(h))
+        return self.head(h)
+
+
+@pytest.mark.parametrize("order", [eq.order.PairBalance(), eq.order.CDGraB(coordinate="factors"), eq.order.GraB()])
+def test_layers_that_are_left_out_at_random(order: Any) -> None:
+    inputs = torch.randn(42, 6)
+    data: Any = (inputs, (inputs[:, :3].sum(1) > 0).long())
+    run = eq.train(Dropped, nn.CrossEntropyLoss(), data, workers=2, epochs=3, batch=3, order=order, seed=1)
+    assert run.result["samples"] == 3 * 42
+
+
+def test_a_penalty_in_the_loss_belongs_to_no_example(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first step on, and switched on later: then not even one S contains it."""
+    monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
+    torch.manual_seed(3)
+    model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
+    rows = models.gradients(model, inputs)
+    for begins in (0, 2, 5):
+        signal = fresh()
+        with caplog.at_level(logging.WARNING, logger="equipoise"):
+            for number in range(7):
+                model.zero_grad()
+                with signal.watching(model, 6):
+                    penalty = 0.5 * torch.stack([p.pow(2).sum() for p in model.parameters()]).sum()
+                    (models.loss(model(inputs)) + (penalty if number >= begins else 0.0)).backward()
+                view = signal.view()
+                torch.testing.assert_close(view.vector(torch.ones(6).double()), rows.sum(0), rtol=1e-9, atol=1e-11)
+                assert bool(view.summed) == (number < begins)
+    assert not caplog.records
