@@ -142,7 +142,7 @@ def compare(
             used = torch.tensor((time.process_time() - busy_before) / block)
             if name in workers:
                 workers[name].sent = comm.ledger.bytes / block  # type: ignore[attr-defined]
-            time.sleep(LINKS.get(rate, 0.0))  # a message in flight must not delay the next candidate
+            time.sleep(LINKS.get(rate, 0.02))  # a message in flight must not delay the next candidate
             with comm.uncounted():
                 slowest, mean = float(comm.gather(spent).max()), float(comm.gather(used).mean())
             if turn:

@@ -64,7 +64,7 @@ def grid(name: str, args: argparse.Namespace) -> list[Case]:
     lrs = LRS[1:] if local else LRS
     outer = [(1.0, 0.0)]
     if "DiLoCo" in name:
-        outer = list(SPARSE_OUTER if "top-k" in name else OUTER)
+        outer = list(SPARSE_OUTER if "SparseLoCo" in name else OUTER)
     delays = DELAYS if "overlapped" in name else (0,)
     cases = [
         Case(name, "", "equal", 0, lr, period, *step, delay, args.step_seconds, args.most_steps)

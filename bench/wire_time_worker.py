@@ -255,7 +255,7 @@ WIRES: dict[str, Callable[[Any], Any] | None] = {
     "float32": None,
     "int4": lambda wire: wire.Int4(),
     "top-k": lambda wire: wire.TopK(keep=1 / 64, values=2),
-    "top-k, feedback .95": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95),
+    "top-k, SparseLoCo": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95, residual="feedback"),
     "PowerSGD 2": lambda wire: wire.PowerSGD(rank=2),
 }
 PEERS: dict[str, Callable[[Task], Trainee]] = {
@@ -275,8 +275,8 @@ OURS = {
     for sync, wires in {
         "all-reduce": ("float32", "PowerSGD 2", "top-k"),
         "periodic average": ("float32", "int4", "top-k"),
-        "DiLoCo": ("float32", "int4", "top-k, feedback .95"),
-        "DiLoCo overlapped": ("float32", "int4"),
+        "DiLoCo": ("float32", "int4", "top-k", "top-k, SparseLoCo"),
+        "DiLoCo overlapped": ("float32", "int4", "top-k"),
     }.items()
     for wire in wires
 }
