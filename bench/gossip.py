@@ -122,7 +122,7 @@ def peers(comm: Comm) -> dict[str, Callable[[int], None]]:
 
 def compare(
     comm: Comm, block: int, repetitions: int, rate: str
-) -> tuple[dict[str, list[float]], dict[str, tuple[float, float]]]:
+) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, tuple[float, float]]]:
     model = DistributedDataParallel(mlp())
     candidates = {"DDP": plain_loop(model, sgd(model.parameters()), comm.rank)}
     workers = {}
@@ -130,23 +130,26 @@ def compare(
         candidates[name], workers[name] = ours(comm, sync)
     candidates |= peers(comm)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    busy: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(repetitions + 1):
         for name, run in candidates.items():
             run(LEAD)
             if name in workers:
                 workers[name].comm.ledger.load_state_dict({"messages": 0, "bytes": 0})
-            start = time.perf_counter()
+            start, busy_before = time.perf_counter(), time.process_time()
             run(block)
             spent = torch.tensor((time.perf_counter() - start) / block)
+            used = torch.tensor((time.process_time() - busy_before) / block)
             if name in workers:
                 workers[name].sent = comm.ledger.bytes / block  # type: ignore[attr-defined]
-            time.sleep(LINKS.get(rate, 0.0))  # a message in flight must not delay the next candidate
+            time.sleep(LINKS.get(rate, 0.02))  # a message in flight must not delay the next candidate
             with comm.uncounted():
-                slowest = float(comm.gather(spent).max())
+                slowest, mean = float(comm.gather(spent).max()), float(comm.gather(used).mean())
             if turn:
                 seconds[name].append(slowest)
+                busy[name].append(mean)
     vector = 4.0 * len(workers["D-PSGD ring, overlapped"].flat)
-    return seconds, {name: (w.sent, w.sent / vector) for name, w in workers.items()}  # type: ignore[attr-defined]
+    return seconds, busy, {name: (w.sent, w.sent / vector) for name, w in workers.items()}  # type: ignore[attr-defined]
 
 
 def main() -> None:
@@ -161,7 +164,7 @@ def main() -> None:
         return
     if args.socket:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = "0"
-    seconds, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions, args.rate), args.workers)[0]
+    seconds, busy, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions, args.rate), args.workers)[0]
     if os.environ.get("RANK", "0") != "0":
         return
     channel = f"links of {args.rate}" if args.rate else "sockets" if args.socket else "shared memory"
@@ -170,7 +173,8 @@ def main() -> None:
         extra = (
             f"   {sent[name][0]:12,.0f} bytes = {sent[name][1]:.3f} vectors per worker and step" if name in sent else ""
         )
-        print(f"  {name:<36} {1e3 * statistics.median(values):7.2f} ms{extra}")
+        processor = f"{1e3 * statistics.median(busy[name]):7.2f} ms of processor time"
+        print(f"  {name:<36} {1e3 * statistics.median(values):7.2f} ms {processor}{extra}")
     rows = [
         (f"{name} / DDP", median_ratio(values, seconds["DDP"]), GOALS.get(name) if not args.rate else None)
         for name, values in seconds.items()

@@ -8,46 +8,54 @@ million parameters on CIFAR-10, images averaged down to 16 x 16, momentum SGD, b
 `--step-seconds` on a worker of speed 1 (sleep); speeds are 1:1:1:1 or 1:1:2:4. With unequal speeds ours take batches
 in proportion to them; the peers have no such choice and wait for the slowest worker.
 
-Tuning first: every candidate runs on an unlimited network without sleep, on a seed of its own, for all learning rates,
-periods and outer steps of one grid. Steps to the target, bytes on the interface, the rate of the link and the time of a
-step predict the seconds of each; the best one is run in earnest for every rate and speeds. Accuracy is that of the
-workers' mean model on test images, evaluated by another process. The clock stops for snapshots only.
+1. Tuning. Every candidate runs on an unlimited network without sleep, on seeds of its own, for all learning rates,
+   periods and outer steps of one grid. Steps to the target, bytes on the interface, the rate of the link and the time
+   of a step predict the seconds of each; the best one is chosen for every rate and speeds.
+2. Steps. The chosen ones run in the same way on the test seeds: how many steps do they need? Accuracy is that of the
+   workers' mean model on test images, evaluated by another process, every 8 steps.
+3. Seconds. On the limited network every step of a method, or every round, does the same. So its first steps and then
+   as many as take about `--window` seconds are timed, and the seconds to the target follow: those of the first steps,
+   and the seconds per step times the others.
+4. `--whole NAMES` are also run from the start to the target on the limited network, on all seeds, to check that.
 
-Candidates that send the whole model in every step take many minutes at 10 Mbit: there `~` marks seconds per step,
-measured over some steps, times the steps needed at 100 Mbit. Runs are kept in `--out` as they end, and not repeated.
-Peers that are not installed are left out: pip install accelerate torchft decent-dp loguru
+`--stages` chooses among tune, steps, time and whole. The first two need no quiet machine. Runs are kept in `--out` as
+they end, and not repeated. Peers that are not installed are left out: pip install accelerate torchft decent-dp loguru
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import itertools
 import json
+import multiprocessing.context
 import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import namespaces
 import torch
 from torch import nn
-from wire_time_worker import OURS, PEERS, SPEEDS, Case, network, work
+from wire_time_worker import EVERY, OURS, PEERS, SPEEDS, Case, network, work
 
 WORKERS = 4
-DENSE = ("DDP", "DDP + bf16 hook", "decent-dp ring", "decent-dp one-peer", "all-reduce, float32")
+FORK = multiprocessing.get_context("fork")
+Worker = multiprocessing.context.ForkProcess
+STAGES = ("tune", "steps", "time", "whole")
 NEEDS = {"Accelerate": "accelerate", "torchft": "torchft", "decent-dp": "decent_dp"}
 GOAL = 15.0
 LRS = (0.05, 0.02)  # both where every step communicates; local steps need the smaller one
 PERIODS = (16, 64)
 OUTER = ((0.7, 0.9), (1.0, 0.5))
 SPARSE_OUTER = ((0.7, 0.0), (1.0, 0.0))
+DELAYS = (1, 2)
 
 
 def grid(name: str, args: argparse.Namespace) -> list[Case]:
@@ -56,10 +64,11 @@ def grid(name: str, args: argparse.Namespace) -> list[Case]:
     lrs = LRS[1:] if local else LRS
     outer = [(1.0, 0.0)]
     if "DiLoCo" in name:
-        outer = list(SPARSE_OUTER if "top-k" in name else OUTER)
+        outer = list(SPARSE_OUTER if "SparseLoCo" in name else OUTER)
+    delays = DELAYS if "overlapped" in name else (0,)
     cases = [
-        Case(name, "", "equal", args.tuning_seed, lr, period, *step, args.step_seconds, args.most_steps)
-        for lr, period, step in itertools.product(lrs, PERIODS if local else (1,), outer)
+        Case(name, "", "equal", 0, lr, period, *step, delay, args.step_seconds, args.most_steps)
+        for lr, period, step, delay in itertools.product(lrs, PERIODS if local else (1,), outer, delays)
     ]
     return cases[:1] if args.quick else cases
 
@@ -71,14 +80,14 @@ def key(case: Case, args: argparse.Namespace) -> str:
 class Evaluation:
     """Reads snapshots as they appear, and knows the accuracy of the workers' mean."""
 
-    def __init__(self, folder: Path, every: int, test: tuple[torch.Tensor, torch.Tensor]):
-        self.folder, self.every, self.test = folder, every, test
+    def __init__(self, folder: Path, test: tuple[torch.Tensor, torch.Tensor]):
+        self.folder, self.test = folder, test
         self.model = network(test[0].shape[1])
         self.curve: list[tuple[int, float, float, float]] = []  # step, seconds, accuracy, bytes sent per worker
 
     def newest(self) -> bool:
         """Evaluate the next snapshot if all workers have written it."""
-        step = self.every * (len(self.curve) + 1)
+        step = EVERY * (len(self.curve) + 1)
         paths = [self.folder / f"{step}-{rank}.pt" for rank in range(WORKERS)]
         if not all(path.exists() for path in paths):
             return False
@@ -98,55 +107,76 @@ def run(case: Case, data: tuple[Any, Any], args: argparse.Namespace) -> dict[str
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
         folder = Path(name)
-        torch.save(data[0], folder / "train.data")
-        evaluation = Evaluation(folder, case.every, data[1])
-        processes, started, reached = start(case, folder), time.monotonic(), False
+        processes = start(case, folder, data[0])
         os.nice(5)  # the evaluation gives way to the workers
-        patience = args.patience
         try:
-            while not reached and time.monotonic() - started < patience:
-                if not evaluation.newest():
-                    if any(p.poll() is not None for p in processes) and not evaluation.newest():
-                        break
-                    time.sleep(0.02)
-                reached = bool(evaluation.curve) and evaluation.curve[-1][2] >= args.target
+            row = timed(case, folder, processes, args) if case.timed else evaluated(folder, processes, data[1], args)
         finally:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
             for process in processes:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGKILL)
-                process.wait()
+                process.kill()
+                process.join()
         errors = (folder / "errors").read_text()
+    return {"case": case._asdict(), **row, "errors": "" if row["reached"] else errors[-2000:]}
+
+
+def evaluated(folder: Path, processes: list[Worker], test: Any, args: argparse.Namespace) -> dict[str, Any]:
+    evaluation, started, reached = Evaluation(folder, test), time.monotonic(), False
+    while not reached and time.monotonic() - started < args.patience:
+        if not evaluation.newest():
+            if not all(p.is_alive() for p in processes) and not evaluation.newest():
+                break
+            time.sleep(0.02)
+        reached = bool(evaluation.curve) and evaluation.curve[-1][2] >= args.target
     steps, seconds, accuracy, sent = evaluation.curve[-1] if evaluation.curve else (0, 0.0, 0.0, 0.0)
     return {
-        **{"case": case._asdict(), "reached": reached, "seconds": seconds, "steps": steps, "accuracy": accuracy},
+        **{"reached": reached, "seconds": seconds, "steps": steps, "accuracy": accuracy},
         "sent_per_step": sent / max(steps, 1),
         "curve": evaluation.curve,
-        "errors": "" if reached else errors[-2000:],
     }
 
 
-def start(case: Case, folder: Path) -> list[subprocess.Popen[str]]:
-    processes = []
-    for rank in range(WORKERS):
-        environment = {
-            **os.environ,
-            **{"RANK": str(rank), "WORLD_SIZE": str(WORKERS), "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
-            **{"MASTER_ADDR": f"{namespaces.NETWORK}.1", "MASTER_PORT": "29678"},
-            "GLOO_SOCKET_IFNAME": f"{namespaces.PREFIX}i{rank}",
-        }
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(case), "--folder", str(folder)]
-        with (folder / "errors").open("a") as errors:
-            processes.append(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", f"{namespaces.PREFIX}{rank}", *command],
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    text=True,
-                )
-            )
+def timed(case: Case, folder: Path, processes: list[Worker], args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of the first steps, and per step after these; the slowest worker counts."""
+    started = time.monotonic()
+    paths = [folder / f"{step}-{rank}.pt" for step in (case.warm, case.most_steps) for rank in range(WORKERS)]
+    while time.monotonic() - started < args.patience and any(p.is_alive() for p in processes):
+        if all(path.exists() for path in paths):
+            break
+        time.sleep(0.05)
+    if not all(path.exists() for path in paths):
+        return {"reached": False, "steps": 0, "seconds": 0.0, "accuracy": 0.0, "sent_per_step": 0.0}
+    rows = [torch.load(path) for path in paths]
+    first, last = (max(row["seconds"] for row in part) for part in (rows[:WORKERS], rows[WORKERS:]))
+    sent = statistics.mean(b["sent"] - a["sent"] for a, b in zip(rows[:WORKERS], rows[WORKERS:], strict=True))
+    steps = case.most_steps - case.warm
+    return {
+        **{"reached": True, "steps": case.most_steps, "seconds": last, "accuracy": 0.0},
+        **{"first": first, "per_step": (last - first) / steps, "sent_per_step": sent / steps},
+    }
+
+
+def start(case: Case, folder: Path, data: tuple[torch.Tensor, torch.Tensor]) -> list[Worker]:
+    """Forked: torch and the data are loaded already."""
+    processes = [FORK.Process(target=enter, args=(case, folder, data, rank), daemon=True) for rank in range(WORKERS)]
+    for process in processes:
+        process.start()
     return processes
+
+
+def enter(case: Case, folder: Path, data: tuple[torch.Tensor, torch.Tensor], rank: int) -> None:
+    """A worker in its namespace."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with (folder / "errors").open("a") as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    with Path(f"/run/netns/{namespaces.PREFIX}{rank}").open() as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespaces.PREFIX}{rank}")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORKERS), LOCAL_RANK="0", OMP_NUM_THREADS="1")
+    os.environ.update(MASTER_ADDR=f"{namespaces.NETWORK}.1", MASTER_PORT="29678")
+    os.environ.update(GLOO_SOCKET_IFNAME=f"{namespaces.PREFIX}i{rank}")
+    work(case, folder, data)
 
 
 class Results:
@@ -162,7 +192,7 @@ class Results:
 
     def need(self, cases: list[Case]) -> None:
         """Run those that are missing; all of one rate."""
-        missing = [case for case in cases if self.get(case) is None]
+        missing = [case for case in dict.fromkeys(cases) if self.get(case) is None]
         if not missing:
             return
         self.data = self.data or load(self.args)
@@ -190,7 +220,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def described(case: Case) -> str:
-    where = f"{case.rate}, {case.speeds}, seed {case.seed}" if case.rate else "tuning"
+    where = f"{case.rate or 'no limit'}, {case.speeds}, seed {case.seed}"
     return f"{case.name} ({where}, {choices(case)})"
 
 
@@ -200,10 +230,14 @@ def choices(case: Case) -> str:
         words.append(f"H {case.period}")
     if "DiLoCo" in case.name:
         words.append(f"outer {case.outer_lr:g}/{case.outer_momentum:g}")
+    if case.delay:
+        words.append(f"delay {case.delay}")
     return ", ".join(words)
 
 
 def outcome(row: dict[str, Any]) -> str:
+    if "per_step" in row:
+        return f"{row['first']:.2f} s, then {row['per_step']:.4f} s per step"
     state = f"{row['seconds']:.1f} s" if row["reached"] else f"not reached, {100 * row['accuracy']:.1f} %"
     return f"{state}, {row['steps']} steps, {row['sent_per_step'] / 1e3:.1f} kB sent per step"
 
@@ -213,79 +247,96 @@ def bits(rate: str) -> float:
 
 
 def predicted(row: dict[str, Any], rate: str, speeds: str) -> float:
-    """Seconds of computation, and of sending at the full rate; infinite where the target was not reached."""
+    """Seconds of computation, and of sending at the full rate unless it is hidden; infinite if it did not end."""
     case = Case(**row["case"])
     rates = SPEEDS[speeds]
     slowest = 1 / min(rates) if case.name in PEERS else len(rates) / sum(rates)
-    per_step = case.step_seconds * slowest + 8 * row["sent_per_step"] / bits(rate)
+    sending = 8 * row["sent_per_step"] / bits(rate)
+    hidden = case.step_seconds * slowest * case.delay / case.period
+    per_step = case.step_seconds * slowest + max(0.0, sending - hidden)
     return float(row["steps"] * per_step) if row["reached"] else float("inf")
 
 
+def tuning_seeds(args: argparse.Namespace) -> range:
+    return range(args.tuning_seed, args.tuning_seed + args.tuning_seeds)
+
+
 def chosen(name: str, rate: str, speeds: str, results: Results) -> Case | None:
-    rows = [row for case in grid(name, results.args) if (row := results.get(case)) and row["reached"]]
-    if not rows:
-        return None
-    best = min(rows, key=lambda row: predicted(row, rate, speeds))
-    return Case(**best["case"])._replace(rate=rate, speeds=speeds, most_steps=4 * results.args.most_steps)
+    """The choice with the least predicted seconds over the tuning seeds; None if none reached the target on all."""
+    seconds: dict[Case, float] = {}
+    for case in grid(name, results.args):
+        rows = [results.get(case._replace(seed=seed)) for seed in tuning_seeds(results.args)]
+        seconds[case] = sum(predicted(row, rate, speeds) if row else float("inf") for row in rows)
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < float("inf") else None
 
 
-def in_earnest(names: list[str], rate: str, speeds: str, results: Results) -> dict[str, list[dict[str, Any]]]:
-    """The tuned candidates on one network, on all seeds."""
-    args, rows = results.args, {}
-    slow = bits(rate) < 50e6
-    for name in names:
-        case = chosen(name, rate, speeds, results)
-        if case is None:
-            rows[name] = []
-            continue
-        short = slow and name in DENSE and not args.patient
-        cases = [case._replace(seed=seed) for seed in range(1 if short else args.seeds)]
-        results.need([c._replace(most_steps=24) for c in cases] if short else cases)
-        if short:
-            rows[name] = [extrapolated(c, results) for c in cases]
-        else:
-            rows[name] = [row for c in cases if (row := results.get(c))]
-    return rows
+def counted(case: Case, speeds: str, args: argparse.Namespace) -> list[Case]:
+    """The runs that count steps; for peers the speeds do not matter."""
+    speeds = "equal" if case.name in PEERS else speeds
+    return [case._replace(speeds=speeds, seed=seed) for seed in range(args.seeds)]
 
 
-def extrapolated(case: Case, results: Results) -> dict[str, Any]:
-    """Seconds per step on this network times the steps that the same seed needs on a faster one."""
-    fast = case._replace(rate="100mbit")
-    results.need([fast])
-    row, few = results.get(fast), results.get(case._replace(most_steps=24))
+def window(case: Case, rate: str, speeds: str, args: argparse.Namespace, results: Results) -> Case:
+    """The run that measures seconds: whole rounds after the first steps."""
+    row = results.get(case._replace(seed=args.tuning_seed))
     assert row is not None
-    assert few is not None
-    (first, since, *_), (last, until, *_) = few["curve"][0], few["curve"][-1]
-    return {
-        **row,
-        "seconds": row["steps"] * (until - since) / (last - first),
-        "extrapolated": True,
-        "case": few["case"],
-    }
+    per_step = predicted(row, rate, speeds) / row["steps"]
+    rounds = max(2 if case.period > 1 else 4, round(args.window / per_step / case.period))
+    return case._replace(rate=rate, speeds=speeds, timed=True, most_steps=case.warm + rounds * case.period)
 
 
-def table(rate: str, speeds: str, rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+def whole(case: Case, rate: str, speeds: str, args: argparse.Namespace) -> list[Case]:
+    return [case._replace(rate=rate, speeds=speeds, seed=seed) for seed in range(args.seeds)]
+
+
+class Measured(NamedTuple):
+    """A candidate on one network."""
+
+    case: Case
+    runs: list[dict[str, Any]]  # that counted steps, one for each seed
+    time: dict[str, Any] | None
+    whole: list[dict[str, Any]]
+
+    @property
+    def seconds(self) -> list[float]:
+        """To the target, one for each seed; none if a run did not reach it."""
+        if self.time is None or not self.runs or not all(row["reached"] for row in self.runs):
+            return []
+        first, per_step, warm = self.time["first"], self.time["per_step"], self.case.warm
+        return [first + (row["steps"] - warm) * per_step for row in self.runs]
+
+
+def measured(name: str, rate: str, speeds: str, results: Results) -> Measured | None:
+    case = chosen(name, rate, speeds, results)
+    if case is None:
+        return None
+    args = results.args
+    runs = [row for each in counted(case, speeds, args) if (row := results.get(each))]
+    found = [row for each in whole(case, rate, speeds, args) if (row := results.get(each))]
+    return Measured(case, runs, results.get(window(case, rate, speeds, args, results)), found)
+
+
+def table(rate: str, speeds: str, rows: dict[str, Measured | None]) -> dict[str, float]:
     """Print one network's seconds; ratios of the goals."""
-    times = {
-        name: statistics.mean(r["seconds"] for r in runs)
-        for name, runs in rows.items()
-        if runs and all(r["reached"] for r in runs)
-    }
+    times = {name: statistics.mean(row.seconds) for name, row in rows.items() if row and row.seconds}
     base = times.get("DDP")
     print(f"\n{rate}, {speeds} speeds")
-    print(f"  {'':<34}{'seconds':>9}{'seeds':>22}{'steps':>7}{'kB/step':>9}{'DDP / it':>10}  choices")
-    for name, runs in sorted(rows.items(), key=lambda item: times.get(item[0], float("inf"))):
-        if name not in times:
-            print(f"  {name:<34}{'not reached':>11}  {'; '.join(outcome(r) for r in runs) or 'in no tuning run'}")
+    print(
+        f"  {'':<34}{'seconds':>9}{'of each seed':>22}{'whole runs':>22}{'steps':>7}{'s/step':>8}{'kB/step':>9}"
+        f"{'DDP / it':>10}  choices"
+    )
+    for name, row in sorted(rows.items(), key=lambda item: times.get(item[0], float("inf"))):
+        if name not in times or row is None or row.time is None:
+            runs = row.runs if row else []
+            print(f"  {name:<34}{'no result':>9}  {'; '.join(map(outcome, runs)) or 'not reached in tuning'}")
             continue
-        mark = "~" if runs[0].get("extrapolated") else ""
-        each = " ".join(f"{r['seconds']:.1f}" for r in runs)
-        steps, sent = (statistics.mean(r[k] for r in runs) for k in ("steps", "sent_per_step"))
+        each, complete = (" ".join(f"{t:.1f}" for t in ts) for ts in (row.seconds, [r["seconds"] for r in row.whole]))
+        steps = statistics.mean(r["steps"] for r in row.runs)
         gain = f"{base / times[name]:10.1f}" if base else f"{'':>10}"
-        who = f"{'ours: ' if name in OURS else ''}{name}"
         print(
-            f"  {who:<34}{mark + format(times[name], '.1f'):>9}{each:>22}{steps:7.0f}{sent / 1e3:9.1f}{gain}"
-            f"  {choices(Case(**runs[0]['case']))}"
+            f"  {('ours: ' if name in OURS else '') + name:<34}{times[name]:9.1f}{each:>22}{complete:>22}{steps:7.0f}"
+            f"{row.time['per_step']:8.3f}{row.time['sent_per_step'] / 1e3:9.1f}{gain}  {choices(row.case)}"
         )
     mine, theirs = ({n: t for n, t in times.items() if (n in OURS) == own} for own in (True, False))
     ratios = {}
@@ -323,35 +374,43 @@ def main() -> None:
     parser.add_argument("--speeds", default="equal,unequal")
     parser.add_argument("--only", help="names of candidates, separated by semicolons")
     parser.add_argument("--target", type=float, default=0.42)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--tuning-seed", type=int, default=100)
+    parser.add_argument("--stages", default=",".join(STAGES), help="some of them; the table needs the first three")
+    parser.add_argument("--whole", default="", help="names of candidates to run as a whole, separated by semicolons")
+    parser.add_argument("--window", type=float, default=5.0, help="seconds that are timed of each candidate")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tuning-seed", type=int, default=100, help="the first of them")
+    parser.add_argument("--tuning-seeds", type=int, default=2)
     parser.add_argument("--step-seconds", type=float, default=0.03, help="of a batch of 32 at speed 1")
     parser.add_argument("--most-steps", type=int, default=640)
     parser.add_argument("--patience", type=float, default=900, help="seconds until a run is given up")
-    parser.add_argument("--patient", action="store_true", help="nothing is extrapolated")
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--tests", type=int, default=4_000)
-    parser.add_argument("--tune-only", action="store_true")
     parser.add_argument("--quick", action="store_true", help="the first choice of each grid only: do they run?")
     parser.add_argument("--verbose", action="store_true", help="print the errors of runs that failed")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        work(Case(*json.loads(args.worker)), Path(args.folder))
-        return
     if args.data_dir is None or shutil.which("ip") is None:
         raise SystemExit("--data-dir DIR with CIFAR-10, and iproute2, are needed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the namespaces must go
     torch.set_num_threads(1)
-    results, names = Results(args), candidates(args)
-    results.need([case for name in names for case in grid(name, args)])
-    if args.tune_only:
-        return
+    results, names, stages = Results(args), candidates(args), args.stages.split(",")
+    networks = list(itertools.product(args.rate.split(","), args.speeds.split(",")))
+    if "tune" in stages:
+        results.need([c._replace(seed=s) for name in names for c in grid(name, args) for s in tuning_seeds(args)])
+    choice = {(n, *where): case for n in names for where in networks if (case := chosen(n, *where, results))}
+    if "steps" in stages:
+        results.need([c for (_, _, speeds), case in choice.items() for c in counted(case, speeds, args)])
+    for rate in args.rate.split(","):
+        cases: list[Case] = []
+        for (name, at, speeds), case in choice.items():
+            if at == rate and "time" in stages:
+                cases.append(window(case, rate, speeds, args, results))
+            if at == rate and "whole" in stages and name in args.whole.split(";"):
+                cases += whole(case, rate, speeds, args)
+        results.need(cases)
     ratios: dict[str, float] = {}
-    for rate, speeds in itertools.product(args.rate.split(","), args.speeds.split(",")):
-        ratios |= table(rate, speeds, in_earnest(names, rate, speeds, results))
+    for rate, speeds in networks:
+        ratios |= table(rate, speeds, {name: measured(name, rate, speeds, results) for name in names})
     if args.json:
         Path(args.json).write_text(json.dumps(ratios, indent=1) + "\n")
 

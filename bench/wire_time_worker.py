@@ -1,8 +1,8 @@
 """One worker of wire_time.py: the candidates, a loop that is the same for all of them, and snapshots of the model.
 
-Every step first sleeps, so that a batch of 32 takes `--step-seconds` divided by the worker's speed. What sends or waits
-comes on top. A snapshot goes to a file, with the seconds of training so far and the bytes that have left the network
-interface; writing it does not count.
+On a limited network every step first sleeps, so that a batch of 32 takes `--step-seconds` divided by the worker's
+speed. What sends or waits comes on top. A snapshot goes to a file, with the seconds of training so far and the bytes
+that have left the network interface; writing it does not count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 BATCH = 32
+EVERY = 8  # steps between snapshots
 SPEEDS = {"equal": (1.0, 1.0, 1.0, 1.0), "unequal": (1.0, 1.0, 2.0, 4.0)}
 
 
@@ -39,13 +40,15 @@ class Case(NamedTuple):
     period: int = 1
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
+    delay: int = 0  # steps that a message overlaps with
     step_seconds: float = 0.03
     most_steps: int = 600
+    timed: bool = False  # only the seconds of so many steps are of interest: no snapshots
 
     @property
-    def every(self) -> int:
-        """Steps between snapshots: after each round, and for methods that communicate in every step after 8."""
-        return self.period if self.period > 1 else 8
+    def warm(self) -> int:
+        """Steps before those that are all alike: PowerSGD sends gradients as they are at first."""
+        return max(self.period, 4)
 
 
 class Trainee(NamedTuple):
@@ -238,20 +241,21 @@ def ours(task: Task, make_sync: Callable[[Any, Case], Any], make_wire: Callable[
 
 
 def diloco(sync: Any, case: Case) -> Any:
-    return sync.DiLoCo(lr=case.outer_lr, momentum=case.outer_momentum, nesterov=case.outer_momentum > 0)
+    momentum = case.outer_momentum
+    return sync.DiLoCo(lr=case.outer_lr, momentum=momentum, nesterov=momentum > 0, delay=case.delay)
 
 
 SYNCS: dict[str, Callable[[Any, Case], Any]] = {
     "all-reduce": lambda sync, case: sync.AllReduce(),
     "periodic average": lambda sync, case: sync.PeriodicAverage(),
     "DiLoCo": diloco,
+    "DiLoCo overlapped": diloco,
 }
 WIRES: dict[str, Callable[[Any], Any] | None] = {
     "float32": None,
     "int4": lambda wire: wire.Int4(),
     "top-k": lambda wire: wire.TopK(keep=1 / 64, values=2),
-    "top-k, coded again": lambda wire: wire.TopK(keep=1 / 64, values=2, reduce="all-to-all"),
-    "top-k, feedback .95": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95, residual="feedback"),
+    "top-k, SparseLoCo": lambda wire: wire.TopK(keep=1 / 64, values=2, feedback=0.95, residual="feedback"),
     "PowerSGD 2": lambda wire: wire.PowerSGD(rank=2),
 }
 PEERS: dict[str, Callable[[Task], Trainee]] = {
@@ -269,9 +273,10 @@ PEERS: dict[str, Callable[[Task], Trainee]] = {
 OURS = {
     f"{sync}, {wire}": (sync, wire)
     for sync, wires in {
-        "all-reduce": ("float32", "PowerSGD 2", "top-k", "top-k, coded again"),
+        "all-reduce": ("float32", "PowerSGD 2", "top-k"),
         "periodic average": ("float32", "int4", "top-k"),
-        "DiLoCo": ("float32", "int4", "top-k, feedback .95"),
+        "DiLoCo": ("float32", "int4", "top-k", "top-k, SparseLoCo"),
+        "DiLoCo overlapped": ("float32", "int4", "top-k"),
     }.items()
     for wire in wires
 }
@@ -288,24 +293,28 @@ def sent_bytes() -> int:
 
 
 def train(task: Task, trainee: Trainee, folder: Path) -> None:
+    case = task.case
     dist.barrier()
     started, first, paused = time.perf_counter(), sent_bytes(), 0.0
-    for n in range(1, task.case.most_steps + 1):
+    for n in range(1, case.most_steps + 1):
         trainee.step()
-        if n % task.case.every:
+        due = n in (case.warm, case.most_steps) if case.timed else n % EVERY == 0
+        if not due:
             continue
         now = time.perf_counter()
-        vector = nn.utils.parameters_to_vector(trainee.model.parameters()).detach()
+        row = {"seconds": now - started - paused, "sent": sent_bytes() - first}
+        if not case.timed:
+            row["x"] = nn.utils.parameters_to_vector(trainee.model.parameters()).detach()
         path = folder / f"{n}-{task.rank}"
-        torch.save({"seconds": now - started - paused, "sent": sent_bytes() - first, "x": vector}, path)
+        torch.save(row, path)
         path.rename(path.with_suffix(".pt"))
         paused += time.perf_counter() - now
     dist.barrier()
 
 
-def work(case: Case, folder: Path) -> None:
+def work(case: Case, folder: Path, data: tuple[torch.Tensor, torch.Tensor]) -> None:
     torch.set_num_threads(1)
-    inputs, targets = torch.load(folder / "train.data")
+    inputs, targets = data
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with contextlib.ExitStack() as stack:
         task = Task(case, inputs, targets, rank, size, stack)
