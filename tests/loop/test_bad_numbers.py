@@ -311,6 +311,32 @@ def test_a_mask_of_infinities_is_nothing_bad() -> None:
         assert run.result["steps"] == 2
 
 
+def test_workers_that_take_their_own_numbers_of_steps_agree_at_rounds() -> None:
+    inputs = INPUTS.clone()
+    inputs[31] = torch.nan
+    cluster = eq.Cluster(rates=[1000.0, 1000.0, 4000.0])
+    run = eq.train(
+        plain(), cross_entropy, (inputs, TARGETS), workers=3, steps=12, batch=4, cluster=cluster, nonfinite="leave-out",
+        sync=eq.sync.EASGD(), period=eq.period.TotalSteps(steps=6), test=(INPUTS, TARGETS),
+    )  # fmt: skip
+    assert run.result["models"]["centre"]["loss"] < 2.0
+
+
+def test_nobody_leaves_a_loop_with_a_model_that_is_lost() -> None:
+    def loop(comm: Any) -> bool:
+        model = plain()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with eq.attach(model, optimizer, period=4, nonfinite="leave-out"):
+            for step in range(3):
+                cross_entropy(model(INPUTS), TARGETS).backward()
+                optimizer.step()
+                if comm.rank == BAD and step == 2:
+                    model[0].weight.data[0, 0] = torch.nan
+        return all(bool(p.isfinite().all()) for p in model.parameters())
+
+    assert eq.spawn(loop, 3, virtual=True) == [True] * 3
+
+
 def test_orders_and_batch_rules_learn_nothing_from_it() -> None:
     inputs = INPUTS.clone()
     inputs[[5, 31]] = torch.nan

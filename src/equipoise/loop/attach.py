@@ -230,6 +230,8 @@ class attach:
         if self.step.talks and self.step.lockstep:
             self.comm.leave_loop(self.clock.step)
         self.sync.finish()
+        if self.nonfinite == "leave-out":
+            self.step.guard.meet()  # nobody leaves with a model that is lost
         if self.claimed:
             self._write_result()
         if self.final is not None:
