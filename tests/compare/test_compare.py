@@ -53,7 +53,7 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
     ]
     assert compare(*words, "--seeds", 1) == 0
     said = capsys.readouterr().out
-    assert "reaches accuracy=0.6 in" in said
+    assert "wins: accuracy=0.6 in" in said
     assert "written: c/report.html" in said
     table = json.loads((here / "c" / "compare.json").read_text())
     assert table["measure"] == "simulated_seconds"

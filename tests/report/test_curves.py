@@ -26,7 +26,7 @@ def test_samples_and_bytes_are_totals_over_workers(tmp_path: Path) -> None:
     assert line.values == pytest.approx([1 - 1 / s for s in (10, 20, 30, 40)])
     stream, line = find(series, "Herding")
     assert line.values == [0.7] * 4
-    assert [line.values for s in series for line in s.lines if line.style == "points"] == [[33.0]]
+    assert [line.values for s in series for line in s.lines if line.style == "points"] == [[333.0]]
 
 
 def test_long_runs_stay_light(tmp_path: Path) -> None:

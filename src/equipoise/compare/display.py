@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from ..core.json import parse_json
 from .plan import PlannedRun
 from .table import Criterion, format_time, metric_of
 
@@ -109,7 +109,7 @@ def last_events(path: Path) -> list[dict[str, Any]]:
     events = []
     for line in lines:
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError:  # the first line may be cut, the last one half-written
             continue
         events.append(event)

@@ -1,16 +1,18 @@
-"""The result of a comparison in sentences: what wins, by how much, and why.
+"""The result of a comparison in one or two sentences: what wins, by how much, and why.
 
 The time to a target is examples / throughput. A choice wins because it needs fewer examples (less noise, less bias),
 because its throughput is higher (less waiting, less communication), or both. The speed-up is the product of the two.
+A win exceeds two standard errors over seeds, and a margin: 5 % of a time, 1 % of a metric.
 """
 
 from __future__ import annotations
 
 import math
 
-from .table import Criterion, Row, Spread, format_time
+from .table import Criterion, Row, Spread, format_time, two_digits
 
-_SAME = 1.03  # factors below this are called equal
+MARGIN = {"time": 0.05, "metric": 0.01}
+_SAME = 1.05  # factors below this are not worth a word
 
 
 def explain(rows: list[Row], criterion: Criterion, reference: str) -> str:
@@ -26,10 +28,7 @@ def explain(rows: list[Row], criterion: Criterion, reference: str) -> str:
     elif not complete:
         parts = [_none_complete(finished, criterion)]
     else:
-        parts = [_winner(complete, criterion, reference)]
-        opponent = _opponent(complete, reference)
-        if opponent is not None:
-            parts.append(reasons(complete[0], opponent, criterion))
+        parts = [_by_time(complete, criterion, reference)]
         missed = [row.name for row in finished if not row.reached]
         partial = [f"{row.name} ({row.reached} of {row.seeds})" for row in finished if 0 < row.reached < row.seeds]
         parts += [f"Target not reached by {_list(missed)}."] if missed else []
@@ -44,55 +43,43 @@ def explain(rows: list[Row], criterion: Criterion, reference: str) -> str:
     return " ".join(parts)
 
 
-def _winner(rows: list[Row], criterion: Criterion, reference: str) -> str:
-    first = rows[0]
-    text = f"{first.name} reaches {criterion.until} in {first.time.format()} {criterion.unit}"
-    if len(rows) == 1:
-        return f"Only {text}."
-    second = rows[1]
-    if second.rank == first.rank:
-        return f"{text}; {second.name} needs the same time."
-    if within_spread(first.time, second.time):
-        text = f"No clear winner: {text}, {second.name} in {second.time.format()}, within the spread over seeds"
-    else:
-        factor = _times(second.time.mean / first.time.mean)
-        text += f": {factor} as fast as the next, {second.name} ({second.time.format()})"
-    base = next((row for row in rows[2:] if row.name == reference), None)
-    if base is not None:
-        text += f"; {_times(base.time.mean / first.time.mean)} as fast as {base.name} ({base.time.format()})"
-    return f"{text}."
-
-
-def _opponent(rows: list[Row], reference: str) -> Row | None:
-    """What the winner is compared with: the baseline or, if that is the winner or misses the target, the runner-up."""
-    rest = rows[1:]
-    return next((row for row in rest if row.name == reference), rest[0] if rest else None)
+def _by_time(rows: list[Row], criterion: Criterion, reference: str) -> str:
+    first, rest = rows[0], rows[1:]
+    time = f"{criterion.until} in {two_digits(first.time.mean)} {criterion.unit}"
+    if not rest:
+        return f"Only {first.name} reaches {time}."
+    tied = [row for row in rows if row is first or not_apart(first.time, row.time, MARGIN["time"])]
+    if len(tied) > 1:
+        return _tie(tied, str(criterion.until), [row.time for row in tied], criterion.unit)
+    base = next((row for row in rest if row.name == reference), None)
+    others = [rest[0], *([base] if base is not None and base is not rest[0] else [])]
+    factors = [f"{two_digits(row.time.mean / first.time.mean)} times as fast as {row.name}" for row in others]
+    return f"{first.name} wins: {time}, {_list(factors)}. {reasons(first, base or rest[0], criterion)}"
 
 
 def reasons(first: Row, other: Row, criterion: Criterion) -> str:
-    """The factors between two choices that both reached the target, and where their time goes."""
+    """The factors between two choices that both reached the target: examples, and time for each of them."""
     examples = other.samples.mean / first.samples.mean
-    speed = other.time.mean / first.time.mean / examples
-    text = f"Why: compared with {other.name} it needs {_fewer(examples)} examples"
-    if criterion.name != "samples":
-        text += f" and processes them {_faster(speed)}"
-    details = []
-    if first.spent and other.spent:
-        verbs = {"compute": "computes", "wait": "waits", "communicate": "communicates"}
-        parts = [f"{verb} {_pair(first.spent[name], other.spent[name])} s" for name, verb in verbs.items()]
-        shares = f"waiting is {first.waiting:.0%} of its time instead of {other.waiting:.0%}"
-        details.append(f"its average worker {', '.join(parts)} ({shares})")
-    if not math.isclose(other.bytes.mean, first.bytes.mean, rel_tol=_SAME - 1):
-        words = [Spread(row.bytes.mean, math.nan, 1).format("bytes") for row in (first, other)]
-        rounds = _pair(first.rounds.mean, other.rounds.mean)
-        details.append(f"it sends {words[0]} instead of {words[1]}, in {rounds} rounds")
-    return f"{text}: {'; '.join(details)}." if details else f"{text}."
+    if criterion.name == "samples":
+        return f"It needs {two_digits(examples)} times fewer examples."
+    pace = other.time.mean / first.time.mean / examples
+    words = []
+    if examples >= _SAME:
+        words.append(f"needs {two_digits(examples)} times fewer examples")
+    if pace >= _SAME:
+        words.append(f"processes examples {two_digits(pace)} times as fast")
+    if examples < 1 / _SAME:
+        words.append(f"needs {two_digits(1 / examples)} times as many examples")
+    if pace < 1 / _SAME:
+        words.append(f"takes {two_digits(1 / pace)} times as long for each")
+    apart = "but" if (examples < 1 / _SAME) != (pace < 1 / _SAME) else "and"
+    return f"Compared with {other.name} it {f' {apart} '.join(words)}."
 
 
-def _pair(now: float, before: float) -> str:
-    """`4.2 instead of 17`, or one number if both look the same."""
-    words = [Spread(value, math.nan, 1).format() for value in (now, before)]
-    return words[0] if words[0] == words[1] else f"{words[0]} instead of {words[1]}"
+def _tie(rows: list[Row], what: str, values: list[Spread], unit: str) -> str:
+    numbers = _list([two_digits(value.mean) for value in values])
+    why = "within the spread over seeds" if within_spread(values[0], values[-1]) else f"within {MARGIN['time']:.0%}"
+    return f"No clear winner: {_list([row.name for row in rows])} reach {what} in {numbers} {unit}, {why}."
 
 
 def _none_complete(rows: list[Row], criterion: Criterion) -> str:
@@ -101,7 +88,8 @@ def _none_complete(rows: list[Row], criterion: Criterion) -> str:
         first = partial[0]
         return (
             f"No choice reaches {criterion.until} with every seed; "
-            f"{first.name} does with {first.reached} of {first.seeds}, in {first.time.format()} {criterion.unit}."
+            f"{first.name} does with {first.reached} of {first.seeds}, "
+            f"in {two_digits(first.time.mean)} {criterion.unit}."
         )
     first = rows[0]
     after = format_time(first.time.mean, criterion)
@@ -114,25 +102,32 @@ def _by_metric(rows: list[Row], criterion: Criterion) -> str:
     text = f"{first.name} ends with the best {criterion.metric}, {first.metric.format()}"
     if len(rows) > 1:
         second = rows[1]
-        close = second.rank == first.rank or within_spread(first.metric, second.metric)
-        text += f"; the next, {second.name}, has {second.metric.format()}" + (": no clear winner" if close else "")
+        if not_apart(first.metric, second.metric, MARGIN["metric"]):
+            own, others = (f"{row.name} ends with {row.metric.format()}" for row in rows[:2])
+            text = f"No clear winner by {criterion.metric}: {own}, {others}"
+        else:
+            text += f"; the next, {second.name}, has {second.metric.format()}"
     return f"{text}. No target was set: with --until accuracy=0.85 the times to it are compared."
 
 
 def _by_goodput(rows: list[Row], criterion: Criterion, reference: str) -> str:
-    first = rows[0]
-    text = f"{first.name} has the highest goodput: {first.goodput.format()} examples per {criterion.unit} that count"
-    if len(rows) > 1:
-        second = rows[1]
-        factor = _times(first.goodput.mean / second.goodput.mean)
-        close = second.rank == first.rank or within_spread(first.goodput, second.goodput)
-        text += f"; the next, {second.name}, has {second.goodput.format()}"
-        text += ": no clear winner" if close else f" ({factor} as much)"
-    base = next((row for row in rows[2:] if row.name == reference), None)
-    if base is not None:
-        factor = _times(first.goodput.mean / base.goodput.mean)
-        text += f"; {base.name} has {base.goodput.format()} ({factor} as much)"
-    return f"{text}."
+    first, rest = rows[0], rows[1:]
+    unit = f"examples per {criterion.unit} that count"
+    if not rest:
+        return f"{first.name} has a goodput of {two_digits(first.goodput.mean)} {unit}."
+    if not_apart(first.goodput, rest[0].goodput, MARGIN["time"]):
+        numbers = _list([two_digits(row.goodput.mean) for row in rows[:2]])
+        return f"No clear winner: {_list([row.name for row in rows[:2]])} have a goodput of {numbers} {unit}."
+    base = next((row for row in rest[1:] if row.name == reference), None)
+    others = [rest[0], *([base] if base is not None else [])]
+    factors = [f"{two_digits(first.goodput.mean / row.goodput.mean)} times that of {row.name}" for row in others]
+    return f"{first.name} has the highest goodput: {two_digits(first.goodput.mean)} {unit}, {_list(factors)}."
+
+
+def not_apart(one: Spread, two: Spread, margin: float) -> bool:
+    """Do two means differ by less than the margin, or by less than their spread?"""
+    close = abs(one.mean - two.mean) <= margin * max(abs(one.mean), abs(two.mean))
+    return close or within_spread(one, two)
 
 
 def within_spread(one: Spread, two: Spread) -> bool:
@@ -141,24 +136,6 @@ def within_spread(one: Spread, two: Spread) -> bool:
         return False
     error = math.sqrt(one.deviation**2 / one.size + two.deviation**2 / two.size)
     return abs(one.mean - two.mean) < 2.0 * error
-
-
-def _times(factor: float) -> str:
-    return (
-        f"{factor:.2g} times" if factor >= 9.95 else f"{factor:.1f} times" if factor >= 1.95 else f"{factor:.2f} times"
-    )
-
-
-def _fewer(factor: float) -> str:
-    if factor >= _SAME:
-        return f"{_times(factor)} fewer"
-    return f"{_times(1 / factor)} as many" if factor <= 1 / _SAME else "as many"
-
-
-def _faster(factor: float) -> str:
-    if factor >= _SAME:
-        return f"{_times(factor)} as fast"
-    return f"{_times(1 / factor)} slower" if factor <= 1 / _SAME else "as fast"
 
 
 def _list(names: list[str]) -> str:

@@ -20,7 +20,7 @@ from ..config.registry import AXES
 from ..config.settings import SETTINGS
 from ..core.errors import UserError, did_you_mean
 
-_SHARED = ("seed", "out", "virtual", "workers", "cluster", "until", "timeout", "tensorboard")  # cannot vary
+_SHARED = ("seed", "out", "virtual", "workers", "cluster", "until", "timeout", "tensorboard", "track")  # cannot vary
 
 
 @dataclass(frozen=True)

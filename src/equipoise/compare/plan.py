@@ -19,10 +19,11 @@ from typing import Any
 
 from ..config.recipe import Recipe
 from ..core.errors import CheckpointError, UserError
+from ..observe.result_file import read_result
 from ..simulate.cluster import Cluster
 from .grid import Combination
 
-_NOT_NUMERICAL = ("out", "timeout", "tensorboard", "keep", "checkpoint_every", "log_every")  # change no result
+_NOT_NUMERICAL = ("out", "timeout", "tensorboard", "track", "keep", "checkpoint_every", "log_every")  # change no result
 _EVALUATIONS = 40  # per run, if that is more than one per epoch
 
 
@@ -43,7 +44,7 @@ class PlannedRun:
         return f"{self.combination.name}, seed {self.seed}"
 
     def finish(self) -> None:
-        self.result = json.loads((self.folder / "result.json").read_text())
+        self.result = read_result(self.folder)
         self.state = "done"
 
     def fail(self, reason: str) -> None:

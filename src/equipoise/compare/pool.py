@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -41,11 +42,14 @@ def run_all(
     jobs: int,
     on_progress: Callable[[list[PlannedRun]], None],
     on_finish: Callable[[PlannedRun], None],
+    *,
+    over: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run whatever is fresh or half done. Returns 0, or the exit code of the signal that stopped it.
 
     on_progress: called a few times per second with the active runs.
     on_finish: called once for each run that succeeds or fails.
+    over: is the time up? Then no run starts any more, and those that are active are stopped.
     """
     if jobs < 1:
         raise UserError(f"--jobs {jobs}: must be at least 1")
@@ -54,17 +58,17 @@ def run_all(
     active: list[ActiveRun] = []
     with stop_requests() as signals:
         try:
-            while active or (waiting and not signals):
-                while waiting and len(active) < jobs and not signals:
+            while active or (waiting and not signals and not over()):
+                while waiting and len(active) < jobs and not signals and not over():
                     active.append(start(waiting.pop(0)))
-                if signals:
+                if signals or over():
                     for one in active:
                         request_stop(one, kill=len(signals) > 1)
                 wait([one.pipe for one in active], timeout=_POLL_SECONDS)
                 on_progress([one.run for one in active])
                 for one in [one for one in active if one.pipe.poll() or not one.process.is_alive()]:
                     active.remove(one)
-                    collect(one, stopping=bool(signals))
+                    collect(one, stopping=bool(signals) or over())
                     if one.run.state in ("done", "failed"):
                         on_finish(one.run)
         finally:
@@ -78,7 +82,10 @@ def warm_up(waiting: list[PlannedRun]) -> None:
     """Import what the runs need before they are forked, so that each does not import it again."""
     for run in waiting:
         with contextlib.suppress(Exception):  # the run itself reports the error
-            assemble(run.recipe)
+            job, _ = assemble(run.recipe)
+            importlib.import_module("equipoise.loop.train")
+            # The first optimizer of a process imports much of torch.
+            job.optimizer(job.model().parameters()).step()
             return
 
 

@@ -11,6 +11,7 @@ from ..core.torchrun import under_torchrun
 from .display import Display
 from .explain import explain
 from .grid import Combination
+from .page import write_comparison_page, write_recipe
 from .plan import keep_cluster, locked, plan, survey
 from .pool import default_jobs, run_all
 from .table import cells, criterion_of, rows_of
@@ -54,16 +55,11 @@ def compare(
         show(head, body)
         print(f"\n{explanation}\n")
         written = write_files(out, rows, (head, body), explanation, runs, criterion)
-        finished = [
-            run.folder for row in rows for run in runs if run.combination.name == row.name and run.state == "done"
-        ]
+        finished = [(run.combination.name, run.folder) for run in runs if run.state == "done"]
         if not finished:
             print(f"written: {', '.join(map(str, written))}")
             return 3
-        from ..report.page import write_page
-
-        written += write_page(
-            finished, out / "report.html", title=title or out.resolve().name, sentence=explanation, table=(head, body)
-        )
+        written += write_recipe(out, rows, criterion, runs)
+        written += write_comparison_page(out, rows, criterion, explanation, finished, title=title)
         print("\n".join(f"written: {path}" for path in written), flush=True)
     return 0

@@ -227,6 +227,14 @@ def format_time(value: float, criterion: Criterion) -> str:
     return f"{Spread(value, math.nan, 1).format()} {criterion.unit}"
 
 
+def two_digits(value: float) -> str:
+    """Two significant digits, never an exponent: 12,345 is 12,000, and 0.0123 is 0.012."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    places = 1 - _exponent(value)
+    return f"{round(value, places):,.{max(0, places)}f}"
+
+
 def byte_unit(value: float) -> tuple[float, str]:
     for factor, unit in ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB")):
         if value >= factor:

@@ -94,9 +94,31 @@ def show(head: list[str], body: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    kept = fitting(head, body, console.width)
     table = Table()
-    for i, title in enumerate(head):
-        table.add_column(Text(title), justify="left" if i == 1 else "right", overflow="fold")
+    for i in kept:
+        table.add_column(Text(head[i]), justify="left" if i == 1 else "right")
     for line in body:
-        table.add_row(*(Text(cell) for cell in line))
-    Console().print(table)
+        table.add_row(*(Text(line[i]) for i in kept))
+    console.print(table)
+    if len(kept) < len(head):
+        console.print(Text(f"not shown here: {', '.join(head[i] for i in range(len(head)) if i not in kept)}"))
+
+
+def fitting(head: list[str], body: list[list[str]], width: int) -> list[int]:
+    """The columns that fit without a broken word; those that matter least go first."""
+    kept = list(range(len(head)))
+    failed = [line[2].startswith("failed: ") for line in body]
+    for title in ("wait", "rounds", "examples", "examples/s", "bytes", "reached"):
+        longest = [
+            max(
+                [max(map(len, head[i].split() or [""]))]
+                + [len(line[i]) for line, bad in zip(body, failed, strict=True) if not bad or i < 2]
+            )
+            for i in kept
+        ]
+        if sum(longest) + 3 * len(kept) + 1 <= width:
+            break
+        kept = [i for i in kept if head[i] != title]
+    return kept

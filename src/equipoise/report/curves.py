@@ -116,6 +116,8 @@ def _training(logged: list[list[dict[str, Any]]]) -> Series:
     lines.append(Line("Learning rate", "", [number(point[0].get("lr")) for point in logged]))
     sizes = [_known(number(e.get("batch")) for e in point) for point in logged]
     lines.append(Line("Batch size", "all workers", [sum(row) if row else None for row in sizes]))
+    if any(axes.get("bytes", [])):
+        lines.append(Line("Bytes sent", "", [*axes["bytes"]]))
     return Series(axes or {"step": []}, [line for line in lines if any(v is not None for v in line.values)])
 
 

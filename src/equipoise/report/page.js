@@ -1,14 +1,14 @@
 "use strict";
-// Draws the data in #data with Plotly. One control selects the x-axis of all curves; each run has a button that hides it.
+// Draws the data in #data with Plotly. A choice that is hidden goes from the curves, the bars and the tables.
 function draw() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const colour = (run) => data.colours[run % data.colours.length];
-  const shown = data.runs.map(() => true);
+  const shown = data.choices.map(() => true);
+  const logged = new Set(data.plots.filter((plot) => plot.log).map((plot) => plot.id));
   let axis = data.first;
-  let logarithmic = false;
+  let smoothing = 0;
   const narrow = () => window.innerWidth < 640;
-  const settings = { responsive: true, displayModeBar: false };
+  const settings = { responsive: true, displayModeBar: false, showTips: false };
 
   function layout(more) {
     const side = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true };
@@ -21,30 +21,57 @@ function draw() {
     };
   }
 
+  // The mean of each value and its neighbours, as many on both sides.
+  function smooth(values) {
+    return values.map((value, i) => {
+      const reach = Math.min(smoothing, i, values.length - 1 - i);
+      const near = values.slice(i - reach, i + reach + 1).filter((v) => v !== null);
+      return value === null || !near.length ? value : near.reduce((a, b) => a + b, 0) / near.length;
+    });
+  }
+
   function trace(line) {
-    const stream = data.runs[line.run].streams[line.stream];
-    const base = { x: stream[axis] || [], y: line.y, name: line.name, visible: shown[line.run], connectgaps: true };
-    const ink = colour(line.run);
+    const x = data.choices[line.choice].streams[line.stream][axis] || [];
+    const y = Array.isArray(line.y) ? line.y : line.y[axis] || [];
+    const ink = data.colours[line.choice];
+    const base = { x, y: line.style === "points" ? y : smooth(y), name: line.name, visible: shown[line.choice], connectgaps: true };
     if (line.style === "low" || line.style === "high") {
-      const fill = line.style === "high" ? { fill: "tonexty", fillcolor: ink + "26" } : {};
+      const fill = line.style === "high" ? { fill: "tonexty", fillcolor: ink + "30" } : {};
       return { ...base, ...fill, mode: "lines", line: { width: 0, color: ink }, hoverinfo: "skip" };
     }
     if (line.style === "points") return { ...base, mode: "markers", marker: { color: ink, size: 4, opacity: 0.55 } };
-    const few = line.y.length <= 60;
+    const few = data.choices[line.choice].seeds === 1 && y.length <= 60;
     return { ...base, mode: few ? "lines+markers" : "lines", line: { color: ink, dash: line.style, width: 2 }, marker: { size: 4 } };
   }
 
-  function curves() {
+  const units = { bytes: { tickformat: "~s", ticksuffix: "B" }, samples: { tickformat: "~s" }, step: { tickformat: ",d" } };
+
+  function curve(plot) {
     const title = data.axes.find((a) => a.key === axis).label;
-    for (const plot of data.plots) {
-      const more = { xaxis: { title: { text: title }, rangemode: "tozero" }, yaxis: {} };
-      if (logarithmic || plot.log) more.yaxis.type = "log";
-      if (plot.zero && !logarithmic) more.yaxis.rangemode = "tozero";
-      if (plot.reference !== undefined)
-        more.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: plot.reference, y1: plot.reference, line: { dash: "dot", width: 1, color: css("--soft") } }];
-      Plotly.react(plot.id, plot.lines.map(trace), layout(more), settings);
+    const more = { xaxis: { title: { text: title }, rangemode: "tozero", ...units[axis] }, yaxis: plot.title === "Bytes sent" ? { ...units.bytes } : {} };
+    const log = logged.has(plot.id);
+    if (log) more.yaxis.type = "log";
+    else if (plot.range) more.yaxis.range = plot.range;
+    else if (plot.zero) more.yaxis.rangemode = "tozero";
+    if (plot.reference !== undefined) {
+      const y = log ? Math.log10(plot.reference) : plot.reference, soft = css("--soft");
+      more.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: plot.reference, y1: plot.reference, line: { dash: "dot", width: 1.5, color: soft } }];
+      if (plot.label)
+        more.annotations = [{ xref: "paper", x: 0, xanchor: "left", y, yanchor: "bottom", text: plot.label, showarrow: false, font: { color: soft, size: 12 } }];
     }
+    Plotly.react(plot.id, plot.lines.map(trace), layout(more), settings);
   }
+
+  function wrapped(name) {
+    const lines = [""], most = narrow() ? 16 : 32;
+    for (const word of name.split(" ")) {
+      if (lines.at(-1) && (lines.at(-1) + word).length > most) lines.push("");
+      lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+    }
+    return lines.join("<br>").replaceAll("&", "&amp;");
+  }
+
+  const legend = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" };
 
   function bars(box, labels, kinds, colours, unit) {
     const horizontal = kinds.map((kind, k) => ({
@@ -52,8 +79,8 @@ function draw() {
       hovertemplate: "%{y}, " + kind.name + ": %{x:.4~g}<extra></extra>",
     }));
     Plotly.react(box, horizontal, layout({
-      barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" },
-      xaxis: { title: { text: unit } }, yaxis: { autorange: "reversed", type: "category" }, margin: { l: 48, r: 12, t: 30, b: 40 }, bargap: 0.25,
+      barmode: "stack", showlegend: true, legend, xaxis: { title: { text: unit } },
+      yaxis: { autorange: "reversed", type: "category" }, margin: { l: 48, r: 12, t: 30, b: 40 }, bargap: 0.25,
     }), settings);
   }
 
@@ -69,35 +96,67 @@ function draw() {
       }));
     });
     Plotly.react(box, traces, layout({
-      ...more, barmode: "stack", bargap: 0, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" },
+      ...more, barmode: "stack", bargap: 0, showlegend: true, legend,
       xaxis: { title: { text: about.clock }, anchor: "y" + (rows > 1 ? rows : "") }, margin: { l: 36, r: 12, t: 30, b: 40 },
     }), settings);
   }
 
-  function pictures() {
-    for (const about of data.accounts) {
-      if (about.detailed) bars(about.id + "-bars", about.workers.map((w) => "worker " + w), data.kinds.map((name, k) => ({ name, values: about.totals.map((row) => row[k]) })), data.kindColours, about.clock);
-      if (about.detailed) strips(about.id + "-strips", about);
-    }
-    if (data.accounts.length > 1) {
-      const mean = (about, k) => about.totals.reduce((sum, row) => sum + row[k], 0) / about.totals.length;
-      bars("time-all", data.accounts.map((about) => about.name), data.kinds.map((name, k) => ({ name, values: data.accounts.map((about) => mean(about, k)) })), data.kindColours, "seconds per worker");
-    }
-    for (const about of data.classes) {
-      const classes = about.counts[0].map((_, c) => ({ name: "class " + c, values: about.counts.map((row) => row[c]) }));
-      bars(about.id, about.counts.map((_, w) => "worker " + w), classes, data.classColours, "examples");
-    }
+  // How each plot is drawn, by its id. Those in closed sections and of hidden choices are drawn when they appear.
+  const drawers = {};
+  for (const plot of data.plots) drawers[plot.id] = () => curve(plot);
+  for (const about of data.accounts) {
+    if (!about.detailed) continue;
+    const kinds = data.kinds.map((name, k) => ({ name, values: about.totals.map((row) => row[k]) }));
+    drawers[about.id + "-bars"] = () => bars(about.id + "-bars", about.workers.map((w) => "worker " + w), kinds, data.kindColours, about.clock);
+    drawers[about.id + "-strips"] = () => strips(about.id + "-strips", about);
   }
+  if (data.accounts.length > 1)
+    drawers["time-all"] = () => {
+      const kept = data.accounts.filter((about) => shown[about.choice]);
+      const kinds = data.kinds.map((name, k) => ({ name, values: kept.map((about) => about.mean[k]) }));
+      bars("time-all", kept.map((about) => wrapped(about.name)), kinds, data.kindColours, data.accounts[0].clock + " per worker");
+    };
+  for (const about of data.classes) {
+    const classes = about.counts[0].map((_, c) => ({ name: "class " + c, values: about.counts.map((row) => row[c]) }));
+    drawers[about.id] = () => bars(about.id, about.counts.map((_, w) => "worker " + w), classes, data.classColours, "examples");
+  }
+  const show = (id) => { if (document.getElementById(id).offsetParent) drawers[id](); };
+  const all = () => Object.keys(drawers).forEach(show);
+  const some = (ids) => ids.forEach(show);
 
-  function press(box, pressed) {
-    [...box.children].forEach((button, i) => button.setAttribute("aria-pressed", pressed(i)));
+  const each = (selector, act) => document.querySelectorAll(selector).forEach(act);
+  function choose() {
+    const count = shown.filter(Boolean).length;
+    each("[data-choice]", (part) => (part.hidden = shown[part.dataset.choice] === false));
+    each("[data-show]", (button) => button.setAttribute("aria-pressed", shown[button.dataset.show]));
+    each("[data-only]", (button) => button.setAttribute("aria-pressed", count === 1 && shown[button.dataset.only]));
+    all();
   }
-  const axes = document.getElementById("axes"), runs = document.getElementById("runs"), scale = document.getElementById("scale");
-  [...axes.children].forEach((button, i) => (button.onclick = () => { axis = data.axes[i].key; press(axes, (j) => j === i); curves(); }));
-  [...runs.children].forEach((button, i) => (button.onclick = () => { shown[i] = !shown[i]; press(runs, (j) => shown[j]); curves(); }));
-  scale.onclick = () => { logarithmic = !logarithmic; scale.setAttribute("aria-pressed", logarithmic); curves(); };
-  const all = () => { curves(); pictures(); };
+  each("[data-show]", (button) => (button.onclick = () => { shown[button.dataset.show] = !shown[button.dataset.show]; choose(); }));
+  each("[data-only]", (button) => (button.onclick = () => {
+    const back = button.getAttribute("aria-pressed") === "true";
+    shown.forEach((_, k) => (shown[k] = back || k === Number(button.dataset.only)));
+    choose();
+  }));
+  each("[data-log]", (button) => (button.onclick = () => {
+    const id = button.dataset.log;
+    logged.delete(id) || logged.add(id);
+    button.setAttribute("aria-pressed", logged.has(id));
+    show(id);
+  }));
+  each("[data-save]", (button) => (button.onclick = () => {
+    const box = document.getElementById(button.dataset.save), title = button.closest(".card").querySelector("h3").textContent;
+    const paper = { ...box.layout, paper_bgcolor: css("--card"), title: { text: title.replaceAll("&", "&amp;") }, margin: { ...box.layout.margin, t: 60 } };
+    Plotly.downloadImage({ data: box.data, layout: paper }, { format: button.dataset.kind, filename: title, width: box.clientWidth, height: box.clientHeight + 40, scale: 2 });
+  }));
+  const curves = data.plots.map((plot) => plot.id);
+  document.getElementById("axis").onchange = (event) => { axis = event.target.value; some(curves); };
+  document.getElementById("smooth").onchange = (event) => { smoothing = Number(event.target.value); some(curves); };
+  each("details", (part) => part.addEventListener("toggle", () => { if (part.open) some([...part.querySelectorAll(".plot")].map((box) => box.id)); }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  // A browser may keep what was selected before a reload.
+  axis = document.getElementById("axis").value;
+  smoothing = Number(document.getElementById("smooth").value);
   all();
   document.body.dataset.drawn = data.plots.length;
 }

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .figures import BLUE, INK, ORANGE, available
+from .figures import BLUE, LIGHT, ORANGE, Scheme, available
 
 _POINTS = 2000  # per scatter plot
 
 
-def class_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
+def class_bars(reports: dict[str, dict[str, Any]], scheme: Scheme = LIGHT) -> bytes | None:
     """One stacked bar per worker: examples of each class; one panel per partition."""
     columns = min(2, len(reports))
     figure = _figure(9.2, 2.7 * -(-len(reports) // columns))
@@ -25,15 +25,15 @@ def class_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
         for label, row in enumerate(counts):
             axes.bar(range(len(row)), row, bottom=bottom, color=_colour(label), width=0.8)
             bottom += row
-        axes.plot(range(len(bottom)), report["wanted"], "_", color=INK, markersize=14, markeredgewidth=1.5)
+        axes.plot(range(len(bottom)), report["wanted"], "_", color=scheme.ink, markersize=14, markeredgewidth=1.5)
         axes.set(title=name, xlabel="worker", ylabel="examples by class")
         axes.set_xticks(range(len(bottom)))
     for axes in panels[len(reports) :]:
         axes.set_visible(False)
-    return _png(figure, panels[: len(reports)])
+    return _png(figure, panels[: len(reports)], scheme)
 
 
-def scatter(features: np.ndarray, groups: np.ndarray, blocks: list[np.ndarray]) -> bytes | None:
+def scatter(features: np.ndarray, groups: np.ndarray, blocks: list[np.ndarray], scheme: Scheme = LIGHT) -> bytes | None:
     """First two principal components: all examples in grey, those of each worker coloured by class."""
     shown = min(8, len(blocks))
     columns = min(4, shown)
@@ -48,13 +48,13 @@ def scatter(features: np.ndarray, groups: np.ndarray, blocks: list[np.ndarray]) 
             axes.set_visible(False)
             continue
         own = _sample(blocks[worker])
-        axes.scatter(*points[every].T, s=3, color="#d0d0d4", linewidths=0, rasterized=True)
+        axes.scatter(*points[every].T, s=3, color=scheme.faint, linewidths=0, rasterized=True)
         axes.scatter(*points[own].T, s=5, c=[_colour(g) for g in groups[own]], linewidths=0, rasterized=True)
         axes.set(title=f"worker {worker}: {len(blocks[worker]):,}", xticks=[], yticks=[])
-    return _png(figure, panels[:shown])
+    return _png(figure, panels[:shown], scheme)
 
 
-def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
+def distance_bars(reports: dict[str, dict[str, Any]], scheme: Scheme = LIGHT) -> bytes | None:
     """Squared MMD of the blocks relative to random ones (1): bars show the mean, dots the workers."""
     figure = _figure(9.2, 0.8 + 0.4 * len(reports))
     if figure is None:
@@ -65,11 +65,11 @@ def distance_bars(reports: dict[str, dict[str, Any]]) -> bytes | None:
         if ratios:
             axes.barh(place, sum(ratios) / len(ratios), color=BLUE, height=0.6)
             axes.plot(ratios, [place] * len(ratios), "o", color=ORANGE, markersize=4)
-    axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")
+    axes.axvline(1.0, color=scheme.ink, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(reports)), list(reports))
     axes.invert_yaxis()
     axes.set_xlabel("squared MMD relative to a random block")
-    return _png(figure, [axes])
+    return _png(figure, [axes], scheme)
 
 
 def principal(features: np.ndarray) -> np.ndarray:
@@ -107,14 +107,18 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _png(figure: Any, panels: Any) -> bytes:
+def _png(figure: Any, panels: Any, scheme: Scheme) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-        axes.title.set_fontsize(9)
-        axes.tick_params(colors=INK, labelsize=8)
+        axes.spines[:].set_color(scheme.ink)
+        axes.set_facecolor(scheme.paper)
+        axes.title.set(fontsize=9, color=scheme.ink)
+        axes.tick_params(colors=scheme.ink, labelsize=8)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set_color(scheme.ink)
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
+    figure.savefig(buffer, format="png", dpi=130, facecolor=scheme.paper)
     return buffer.getvalue()

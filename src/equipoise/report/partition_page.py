@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..partition.audit import summary
 from ..partition.study import Study
+from .figures import DARK, LIGHT, Scheme
 from .html import document, table
 from .partition_figures import class_bars, distance_bars, scatter
 
@@ -103,25 +106,29 @@ def _single(one: Study, features: np.ndarray, groups: np.ndarray) -> list[str]:
         f"<p>MMD and distance of means compare a block's examples of a class with all examples of that class, averaged "
         f"over classes. Random: mean of {one.report['splits']} stratified random partitions of the same sizes.</p>"
     )
-    bars = class_bars({one.name: one.report})
+    bars = partial(class_bars, {one.name: one.report})
     parts += _image(bars, "Classes", "Examples per worker by class; dashes: target sizes")
     caption = "First two principal components: all examples in grey, those of the worker coloured by class"
-    return parts + _image(scatter(features, groups, one.blocks), "Features", caption)
+    return parts + _image(partial(scatter, features, groups, one.blocks), "Features", caption)
 
 
 def _several(studies: list[Study]) -> list[str]:
     reports = {one.name: one.report for one in studies}
     parts = ["<h1>Comparison of partitions</h1>", table(compare_rows(studies), heads=True, first=True)]
     caption = "Squared MMD relative to stratified random blocks; bar: mean, dots: workers"
-    parts += _image(distance_bars(reports), "Distance from the data set", caption)
-    return parts + _image(class_bars(reports), "Classes", "Examples per worker by class; dashes: target sizes")
+    parts += _image(partial(distance_bars, reports), "Distance from the data set", caption)
+    return parts + _image(partial(class_bars, reports), "Classes", "Examples per worker by class; dashes: target sizes")
 
 
-def _image(picture: bytes | None, title: str, caption: str) -> list[str]:
-    if picture is None:
+def _image(draw: Callable[[Scheme], bytes | None], title: str, caption: str) -> list[str]:
+    """Drawn twice: in the colours of the page, and in those of its dark mode."""
+    light, dark = draw(LIGHT), draw(DARK)
+    if light is None or dark is None:
         return []
-    data = base64.b64encode(picture).decode()
-    return [f"<h2>{title}</h2>", f'<img alt="{caption}" src="data:image/png;base64,{data}">', f"<p>{caption}.</p>"]
+    one, other = (f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in (light, dark))
+    source = f'<source media="(prefers-color-scheme: dark)" srcset="{other}">'
+    picture = f'<picture>{source}<img alt="{caption}" src="{one}"></picture>'
+    return [f"<h2>{title}</h2>", picture, f"<p>{caption}.</p>"]
 
 
 def _number(value: float | None, times: float = 1.0) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.toml import read_toml
 from ..observe.events import parse_events
+from ..observe.result_file import read_result
 
 
 @dataclass
@@ -98,11 +98,7 @@ def _result(folder: Path, events: list[dict[str, Any]], notes: list[str]) -> dic
         notes.append(f"{state} at step {last:,}: continue with {resume}")
         return None
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return read_result(folder)
     except (OSError, ValueError) as error:
-        notes.append(f"result.json cannot be read ({type(error).__name__}): write it again with {resume}")
+        notes.append(f"result.json cannot be read ({error}): write it again with {resume}")
         return None
-    if not isinstance(result, dict) or not isinstance(result.get("models"), dict):
-        notes.append(f"result.json is not the result of a run: write it again with {resume}")
-        return None
-    return result

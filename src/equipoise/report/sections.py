@@ -1,28 +1,52 @@
-"""Sections of a page that use other packages: topology pictures, citations."""
+"""Sections of a page that use other packages: the cluster, topology pictures, citations."""
 
 from __future__ import annotations
 
 import html
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from .html import folded
+from ..simulate.cluster import Cluster
+from ..simulate.describe import describe
+from .html import folded, table
 from .runs import LoadedRun
+from .seeds import Group
 
 _MOST_WORKERS = 64  # a drawing of more is a black disc
 
 
-def topologies(runs: list[LoadedRun]) -> list[str]:
-    """The graph of every run that uses a topology, each once, with the names of its runs."""
-    pictures: dict[str, list[str]] = {}
+def cluster(runs: list[LoadedRun]) -> list[str]:
+    """Speeds and links of the described cluster on which the runs were simulated."""
     for run in runs:
-        picture = _topology(run)
-        if picture:
-            pictures.setdefault(picture, []).append(run.name)
+        named = run.recipe.get("cluster")
+        if not isinstance(named, str):
+            continue
+        # A comparison keeps a copy beside its runs, which moves with them; the path in the recipe may not.
+        beside = run.folder.resolve().parents
+        for path in (*(folder / "cluster.toml" for folder in beside[:2]), Path(named)):
+            try:
+                rows = describe(Cluster.load(path))
+            except (UserError, OSError):
+                continue
+            indented = [(name.replace("  ", "\u2003"), value) for name, value in rows]
+            return ["<h2>Cluster</h2>", table(indented, heads=True)]
+    return []
+
+
+def topologies(groups: list[Group]) -> list[str]:
+    """The graph of every choice that uses a topology, each once, with the names of its choices."""
+    pictures: dict[str, list[str]] = {}
+    for group in groups:
+        for picture in dict.fromkeys(filter(None, map(_topology, group.runs))):
+            pictures.setdefault(picture, []).append(group.name)
     parts = ["<h2>Topology</h2>"] if pictures else []
     for picture, names in pictures.items():
-        caption = f"<p>{html.escape(', '.join(names))}</p>" if len(runs) > 1 else ""
-        parts.append(f'<div class="picture">{caption}{picture}</div>')
+        words = html.escape(", ".join(names))
+        caption = f"<p>{words}</p>" if len(groups) > 1 else ""
+        parts.append(
+            f'<div class="picture">{caption}<div role="img" aria-label="Topology of {words}">{picture}</div></div>'
+        )
     return parts
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .runs import LoadedRun
+from .seeds import Group
 
 _COUNTS = ("steps", "samples", "rounds", "messages", "bytes")
 
@@ -38,9 +40,9 @@ def worker_rows(result: dict[str, Any]) -> list[list[str]]:
     return [[c.replace("_", " ") for c in columns], *body] if rows else []
 
 
-def recipes(runs: list[LoadedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Two tables of settings: those that differ between the runs (with a heading), and those that are equal."""
-    flat = [_flat(run.recipe) for run in runs]
+def recipes(groups: Sequence[LoadedRun | Group]) -> tuple[list[list[str]], list[list[str]]]:
+    """Two tables of settings: those that differ between runs or groups (with a heading), and those that are equal."""
+    flat = [_settings(one) for one in groups]
     keys = list(dict.fromkeys(key for recipe in flat for key in recipe))
     different, same = [], []
     for key in keys:
@@ -49,8 +51,15 @@ def recipes(runs: list[LoadedRun]) -> tuple[list[list[str]], list[list[str]]]:
             same.append([key, values[0]])
         elif key != "out":  # every run has its own folder
             different.append([key, *values])
-    heading = [["", *(run.name for run in runs)]] if different else []
+    heading = [["", *(one.name for one in groups)]] if different else []
     return heading + different, same
+
+
+def _settings(one: LoadedRun | Group) -> dict[str, str]:
+    """Of a run; of several seeds what they share, and all values of what they do not."""
+    own = [_flat(run.recipe) for run in (one.runs if isinstance(one, Group) else [one])]
+    keys = dict.fromkeys(key for recipe in own for key in recipe)
+    return {key: ", ".join(dict.fromkeys(recipe.get(key, "-") for recipe in own)) for key in keys}
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, str]:

@@ -121,8 +121,10 @@ def picture(about: Timeline) -> str:
     """An inline SVG in the colours of the page."""
     shown = list(about.workers.items())[:_MOST_WORKERS]
     height = len(shown) * _ROW + _FOOT
+    words = f"When each of {len(shown)} workers took part"
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" font-size="11" fill="currentColor">'
+        f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" font-size="11" fill="currentColor" '
+        f'role="img" aria-label="{words}">'
     ]
 
     def x(second: float) -> float:

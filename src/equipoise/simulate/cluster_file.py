@@ -27,6 +27,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, did_you_mean
+from ..core.torchrun import MOST_WORKERS
 from .cluster import DEFAULT_RATE, DETECTION, PER_WORKER, REPAIR, SLOWDOWN, SLOWDOWN_FACTOR, Link
 from .spells import moment
 from .units import BITS, SECONDS, bits, duration, quantity, seconds
@@ -48,8 +49,8 @@ def read(table: dict[str, Any], where: str) -> dict[str, Any]:
     for i, row in enumerate(_rows(table, "workers", f"{where}: [[workers]]")):
         place = f"{where}: [[workers]] number {i + 1}"
         count = row.get("count", 1)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise UserError(f"{place}: count = {count!r} must be an integer of at least 1")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_WORKERS:
+            raise UserError(f"{place}: count = {count!r} must be an integer from 1 to {MOST_WORKERS:,}")
         for key, value in _worker(row, base, place).items():
             workers[key] += [value] * count
     links = table.get("links", {})
@@ -146,7 +147,10 @@ def _pairs(row: dict[str, Any], size: int, where: str) -> list[tuple[int, int]]:
     """`workers = [0, 3]`: all pairs among these; `groups = [[0, 1], [2, 3]]`: all pairs between groups."""
     groups = row.get("groups")
     for key in ("groups", "workers"):
-        if not all(isinstance(x, list) for x in [row.get(key, []), *(groups or [] if key == "groups" else [])]):
+        lists = [row.get(key, [])]
+        if key == "groups" and isinstance(groups, list):
+            lists += groups
+        if not all(isinstance(each, list) for each in lists):
             raise UserError(f"{where}: {_WHICH}")
     members = [w for group in groups for w in group] if groups is not None else row.get("workers", [])
     for worker in members:

@@ -1,0 +1,29 @@
+"""Folders on the command line: of a run, or of a comparison, which holds several."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..compare.page import read_comparison
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The finished runs of a comparison, the winner's first; nothing if the folder holds none."""
+    comparison = read_comparison(folder)
+    return [path for _, path in comparison[-1]] if comparison is not None else []
+
+
+def every_run(folders: Iterable[str]) -> list[Path]:
+    """The folders, and for a comparison all its runs."""
+    return [run for folder in map(Path, folders) for run in runs_of(folder) or [folder]]
+
+
+def one_run(folder: str) -> Path:
+    """The folder, and for a comparison the first run of its winner, which is said."""
+    inside = runs_of(Path(folder))
+    if not inside:
+        return Path(folder)
+    print(f"{folder} is a comparison: taking a run of its winner, {inside[0]}", file=sys.stderr)
+    return inside[0]

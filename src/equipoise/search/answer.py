@@ -1,0 +1,157 @@
+"""The answer of a search: a recipe that runs, what it will cost, what lost and why, and how sure all of it is.
+
+OUT/recipe.toml       the choice, for real workers; OUT/runner-up.toml the next one
+OUT/plan.md, .json    the answer, and all that was tried
+OUT/report.html       the finals
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..compare.explain import MARGIN, not_apart
+from ..compare.plan import PlannedRun
+from ..compare.table import Row, cells, rows_of, two_digits
+from ..compare.write import as_markdown
+from ..config.recipe import Recipe
+from ..core.errors import UserError
+from ..observe.observer import plain
+from .halving import Search, interval
+from .retime import Variant, sentences
+
+SIMULATION_ERROR = 0.1  # of a simulated time against real workers; docs/clusters.md has the measurements
+SECONDS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+_SEARCHED = ("cluster", "virtual", "budget", "out", "keep", "evaluate_every")  # settings of the search alone
+
+
+class Answer(NamedTuple):
+    """Sentences, and what stands in the files."""
+
+    sentences: list[str]
+    rows: list[Row]
+    table: tuple[list[str], list[list[str]]]
+    finals: list[PlannedRun]
+    variants: list[Variant]
+
+
+def answer(search: Search, finals: list[PlannedRun], variants: list[Variant], price: float | None) -> Answer:
+    rows = [row for row in rows_of(finals, search.criterion) if row.finished]
+    if not rows:
+        raise UserError("no final run ended: give the search more --minutes")
+    winner, rest = rows[0], rows[1:]
+    found = [f"Run {winner.name}."]
+    runs = [run.result for run in finals if run.combination.name == winner.name and run.state == "done"]
+    found.append(_costs(runs, search, price))
+    if rest:
+        found.append(_runner_up(winner, rest[0], search))
+    found += sentences(variants, winner.name) if search.goal.minimise == "time" else []
+    if not search.left():
+        found.append("The minutes were over before the search had ended: more of them may find a better choice.")
+    return Answer(found, rows, cells(rows, search.criterion), finals, variants)
+
+
+def _costs(results: list[dict[str, Any]], search: Search, price: float | None) -> str:
+    """Time, bytes and money with an interval in which 80 % of new runs lie."""
+    at = [result["reached"] or result for result in results]
+    seconds = [float(cost["simulated_seconds"]) for cost in at]
+    low, high = interval(seconds, SIMULATION_ERROR)
+    mean = sum(seconds) / len(seconds)
+    target = f"{search.goal.until} in" if search.goal.until is not None else "A run of"
+    text = f"{target} {in_units(mean, SECONDS)} ({in_units(low, SECONDS)} to {in_units(high, SECONDS)})"
+    text += f", {in_units(sum(float(cost['bytes']) for cost in at) / len(at), BYTES)} sent by all workers"
+    if price is not None:
+        hours = search.cluster.size / 3600 * price
+        text += f", {mean * hours:.2g} in money ({low * hours:.2g} to {high * hours:.2g})"
+    if search.goal.until is None:
+        values = [result["models"]["mean"] for result in results]
+        name = search.goal.metric if search.goal.metric in values[0] else "loss"
+        text += f", final {name} {sum(value[name] for value in values) / len(values):.3g}"
+    missed = sum(result["reached"] is None for result in results) if search.goal.until is not None else 0
+    text += f"; {missed} of {len(results)} seeds did not reach the target in time" if missed else ""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _runner_up(winner: Row, second: Row, search: Search) -> str:
+    """How far behind the next one is, and why: more examples, or more time for each."""
+    criterion = search.criterion
+    if search.goal.until is None:
+        return f"Runner-up: {second.name}, with {criterion.metric} {second.metric.format()}."
+    if not second.complete:
+        return f"Runner-up: {second.name}, which reached the target with {second.reached} of {second.seeds} seeds."
+    if search.goal.minimise == "bytes":
+        return f"Runner-up: {second.name}, {in_units(second.bytes.mean, BYTES)}."
+    text = f"Runner-up: {second.name}, {in_units(second.time.mean, SECONDS)}"
+    if not_apart(winner.time, second.time, MARGIN["time"]):
+        return f"{text}: no clear difference."
+    examples = second.samples.mean / winner.samples.mean
+    pace = second.time.mean / winner.time.mean / examples
+    why = (
+        f"{two_digits(examples)} times as many examples"
+        if examples > pace
+        else f"{two_digits(pace)} times as long for an example"
+    )
+    return f"{text}. It needs {why}."
+
+
+def real_recipe(run: PlannedRun, search: Search) -> Recipe:
+    """The recipe of a finalist for workers that exist: without the simulation, until the target."""
+    recipe = run.combination.recipe.without(*_SEARCHED, "seed")
+    table: dict[str, Any] = {"workers": search.cluster.size, "seed": search.recipe.settings.get("seed", 0)}
+    if search.goal.until is None and search.goal.seconds < float("inf"):
+        table["budget"] = f"{search.goal.seconds:g}s"
+    return recipe.merged(table)
+
+
+def write(found: Answer, search: Search) -> list[Path]:
+    out = search.out
+    names = [row.name for row in found.rows]
+    by_name = {run.combination.name: run for run in reversed(found.finals)}
+    paths = [out / "recipe.toml", *([out / "runner-up.toml"] if len(names) > 1 else [])]
+    for name, path in zip(names, paths, strict=False):
+        real_recipe(by_name[name], search).dump(path)
+    content = {
+        "goal": search.goal.name,
+        "answer": found.sentences,
+        "finals": [{"choice": row.name, **row.time._asdict(), "reached": row.reached} for row in found.rows],
+        "other_clusters": [variant._asdict() for variant in found.variants],
+        "rungs": [
+            {
+                "what": rung.what,
+                "simulated_seconds": rung.seconds,
+                "trials": [
+                    {"choice": t.candidate.name, "reached": t.reached, "score": t.score[1]} for t in rung.trials
+                ],
+            }
+            for rung in search.rungs
+        ],
+    }
+    text = "\n".join(found.sentences) + "\n\n" + as_markdown(*found.table) + "\n" + _trials(search)
+    for name, body in (("plan.json", json.dumps(plain(content), indent=1) + "\n"), ("plan.md", text)):
+        try:
+            (out / name).write_text(body, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {out / name}: {error.strerror}") from None
+        paths.append(out / name)
+    return paths
+
+
+def _trials(search: Search) -> str:
+    """All that was tried, as markdown."""
+    lines = []
+    for rung in search.rungs:
+        lines.append(f"\n{rung.what[0].upper()}{rung.what[1:]}, at most {rung.seconds:.3g} simulated s each\n")
+        for trial in rung.trials:
+            value = abs(trial.score[1])
+            lines.append(
+                f"- {trial.candidate.name}: " + (f"target at {value:.3g}" if trial.reached else f"{value:.3g}")
+            )
+    return "\n".join(lines) + "\n"
+
+
+def in_units(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    """1,234,567 bytes as 1.2 MB: two significant digits in the largest unit that fits."""
+    name, size = next((unit for unit in units if value >= unit[1]), units[-1])
+    return f"{two_digits(value / size)} {name}"

@@ -1,0 +1,222 @@
+"""Successive halving, then a walk to better neighbours, then seeds; all on virtual workers of the described cluster.
+
+1. One candidate runs at several learning rates, and the best of these is where all others begin. All starts run for the
+   same short simulated time. The better half runs for twice the time, and so on, until the best one reaches the target,
+   or the limit of the goal (Jamieson & Talwalkar 2016). The best one of every sync survives the first rung: methods
+   with rare rounds begin slowly.
+2. Neighbours of the best three, then of the best one, until none is better. A run ends when it has taken as long as the
+   best one so far, since it cannot win any more.
+3. The best three run with several seeds.
+
+The search ends early when its minutes are over; the last third of them belongs to the seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..compare.display import Display
+from ..compare.grid import Combination
+from ..compare.plan import PlannedRun, survey, with_defaults
+from ..compare.pool import default_jobs, run_all
+from ..compare.table import Criterion
+from ..config.recipe import Recipe
+from ..core.errors import UserError
+from ..simulate.cluster import Cluster
+from .goal import Goal
+from .space import Candidate, neighbours, pilots, starts, usable
+
+FINALISTS = 3
+_FIRST_EPOCHS, _FIRST_STEPS = 3.0, 64  # of all workers without waiting, the first rung
+_MOST_EPOCHS = 100.0
+_SLACK = 2.0  # finals may take so much longer than the best run of the search
+_FOR_SEARCH = 0.67  # of the minutes
+
+
+class Trial(NamedTuple):
+    """One run of a candidate, and its score; smaller is better."""
+
+    candidate: Candidate
+    run: PlannedRun
+    score: tuple[float, float]
+
+    @property
+    def reached(self) -> bool:
+        return self.score[0] == 0
+
+
+class Rung(NamedTuple):
+    """What was compared with each other, best first."""
+
+    what: str
+    seconds: float  # simulated, at most
+    trials: list[Trial]
+
+
+class Stopped(Exception):
+    """A signal came; `code` is the exit code."""
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
+class Search:
+    """The state of a search: what was tried, and the time that is left."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        cluster: Cluster,
+        goal: Goal,
+        out: Path,
+        *,
+        examples: int,
+        minutes: float,
+        jobs: int | None = None,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.recipe, self.cluster, self.goal, self.out = recipe, cluster, goal, out
+        self.jobs, self.quiet, self.clock = jobs, quiet, clock
+        self.rungs: list[Rung] = []
+        self.best: dict[str, Trial] = {}  # by candidate: its last trial
+        self.epoch = examples / sum(cluster.rates)  # seconds, without waiting or communication
+        self.began, self.minutes = clock(), minutes
+
+    def left(self, share: float = 1.0) -> bool:
+        """Is some of this share of the minutes left?"""
+        return self.clock() - self.began < 60 * self.minutes * share
+
+    def candidates(self) -> None:
+        """The first two parts."""
+        batch = 32 * self.cluster.size / sum(self.cluster.rates)
+        longest = min(self.goal.seconds, _MOST_EPOCHS * self.epoch)
+        seconds = min(longest, max(_FIRST_EPOCHS * self.epoch, _FIRST_STEPS * batch))
+        trials = self.compare(pilots(self.recipe, self.cluster), seconds, "learning rates")
+        lr = trials[0].candidate.table["lr"] if trials else None
+        self.halve(starts(self.recipe, self.cluster, lr), seconds, longest)
+        self.walk()
+
+    def halve(self, candidates: list[Candidate], seconds: float, longest: float) -> None:
+        first = True
+        while candidates:
+            trials = self.compare(candidates, seconds, f"{len(candidates)} candidates")
+            if not trials or trials[0].reached or seconds >= longest or not self.left(_FOR_SEARCH):
+                return
+            keep = max(FINALISTS + 1, -(-len(trials) // 2))
+            survivors = [trial.candidate for trial in trials[:keep]]
+            if first:
+                seen = {candidate.sync for candidate in survivors}
+                for trial in trials[keep:]:
+                    if trial.candidate.sync not in seen:
+                        seen.add(trial.candidate.sync)
+                        survivors.append(trial.candidate)
+            candidates, first, seconds = survivors, False, min(longest, 2 * seconds)
+
+    def walk(self) -> None:
+        """To better neighbours, as long as there are some."""
+        centres = [trial.candidate for trial in self.ranking()[:FINALISTS]]
+        while centres and self.left(_FOR_SEARCH):
+            before = self.ranking()[0]
+            near = [c for centre in centres for c in neighbours(centre, self.recipe, self.cluster)]
+            new = {c.name: c for c in near if c.name not in self.best}
+            if not new:
+                return
+            self.compare(usable(new.values(), self.recipe), self.bound(), f"neighbours of {before.candidate.name}")
+            best = self.ranking()[0]
+            centres = [best.candidate] if best.score < before.score else []
+
+    def bound(self) -> float:
+        """Simulated seconds after which a run has lost."""
+        best = self.ranking()[0]
+        if best.reached and self.goal.minimise == "time":
+            return best.score[1]
+        return min(self.goal.seconds, float(best.run.result["simulated_seconds"]))
+
+    def ranking(self) -> list[Trial]:
+        """All candidates by their last trial: those that went further first, then by score."""
+        return sorted(self.best.values(), key=lambda trial: (trial.score[0], self._cut(trial), trial.score[1]))
+
+    def _cut(self, trial: Trial) -> float:
+        """Those that were cut early come after those that ran longer."""
+        return 0.0 if trial.reached else -float(trial.run.recipe.settings["budget"].removesuffix("s"))
+
+    def finals(self, seeds: int) -> list[PlannedRun]:
+        """The best candidates with several seeds, in runs of their own."""
+        best = self.finalists()
+        if not best:
+            return []
+        longest = max(float(trial.run.result["simulated_seconds"]) for trial in best)
+        seconds = longest * (_SLACK if self.goal.until is not None else 1.0)
+        runs = [self.planned(t.candidate, seconds, seed, "finals") for seed in range(seeds) for t in best]
+        # The first seed of the winner always runs: without a run there is no answer.
+        self.run(runs, over=lambda: not self.left() and any(run.state == "done" for run in runs))
+        return [run for run in runs if run.state in ("done", "failed")]
+
+    def finalists(self) -> list[Trial]:
+        """The best ones that differ in more than a learning rate, one of another sync among them if there is one."""
+        found: dict[tuple[str, ...], Trial] = {}
+        for trial in self.ranking():
+            if trial.reached or self.goal.until is None:
+                found.setdefault(trial.candidate.structure, trial)
+        trials = list(found.values())
+        other = [trial for trial in trials if trial.candidate.sync != trials[0].candidate.sync]
+        near = [trial for trial in trials if trial not in other[:1]]
+        return sorted(near[: FINALISTS - len(other[:1])] + other[:1], key=lambda trial: trial.score)
+
+    def compare(self, candidates: Iterable[Candidate], seconds: float, what: str) -> list[Trial]:
+        """Run all for the same simulated time; what is done, best first."""
+        pairs = [(c, self.planned(c, seconds, 0, f"{seconds:.6g}s")) for c in candidates]
+        self.run([run for _, run in pairs], over=lambda: not self.left(_FOR_SEARCH) and bool(self.best))
+        trials = [Trial(c, run, self.goal.score(run.result, run.folder)) for c, run in pairs if run.state == "done"]
+        trials.sort(key=lambda trial: trial.score)
+        for trial in trials:
+            self.best[trial.candidate.name] = trial
+        if not trials and not self.best and pairs:
+            raise UserError(f"no candidate could be run: {next(run.failure for _, run in pairs if run.failure)}")
+        if pairs:
+            self.rungs.append(Rung(what, seconds, trials))
+        return trials
+
+    def planned(
+        self, candidate: Candidate, seconds: float, seed: int, part: str, more: dict[str, Any] | None = None
+    ) -> PlannedRun:
+        base = self.recipe.settings.get("seed", 0)
+        table = {"budget": f"{seconds:.6g}s", "seed": base + seed, **(more or {})}
+        recipe = self.recipe.merged(candidate.table).merged(table)
+        one = Combination(candidate.name, recipe)
+        folder = self.out / "runs" / one.slug / f"{part}-seed-{base + seed}"
+        return PlannedRun(one, base + seed, folder, with_defaults(recipe).merged({"out": str(folder)}))
+
+    def run(self, runs: list[PlannedRun], over: Callable[[], bool]) -> None:
+        survey(runs)
+        with Display(runs, self.criterion, quiet=self.quiet or not sys.stderr.isatty()) as display:
+            code = run_all(runs, self.jobs or default_jobs(runs), display.update, display.finished, over=over)
+        if code:
+            raise Stopped(code)
+
+    @property
+    def criterion(self) -> Criterion:
+        name = "simulated_seconds" if self.goal.minimise == "time" else "bytes"
+        return Criterion("simulated_seconds" if name != "bytes" else name, self.goal.until, self.goal.metric)
+
+
+def interval(values: list[float], error: float) -> tuple[float, float]:
+    """80 % of new runs lie within, if the logarithms are normal; `error` is added for what the simulation leaves out.
+
+    log v +- t s sqrt(1 + 1 / n), with Student's t for n - 1 degrees of freedom.
+    """
+    logs = [math.log(value) for value in values]
+    mean, n = sum(logs) / len(logs), len(logs)
+    if n < 2:
+        return math.exp(mean) / (1 + error), math.exp(mean) * (1 + error)
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1))
+    quantile = {1: 3.078, 2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476, 6: 1.440, 7: 1.415}.get(n - 1, 1.3)
+    width = quantile * deviation * math.sqrt(1 + 1 / n)
+    return math.exp(mean - width) / (1 + error), math.exp(mean + width) * (1 + error)

@@ -1,0 +1,233 @@
+"""`equipoise plan`: the space, the halving on a made-up problem, and the command from start to end."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equipoise.cli.main import main
+from equipoise.config.recipe import Recipe
+from equipoise.core.errors import UserError
+from equipoise.search.answer import BYTES, SECONDS, in_units
+from equipoise.search.goal import Goal
+from equipoise.search.halving import Search, interval
+from equipoise.search.retime import Variant, sentences, variants
+from equipoise.search.space import Candidate, neighbours, pilots, starts, usable
+from equipoise.simulate.cluster import Cluster, Link
+
+UNEQUAL = Cluster([1000.0, 1000.0, 2000.0, 4000.0], Link(1e8, 1e-3))
+TARGET = Goal.of("accuracy=0.9", None, "time", None, 4)
+
+
+def test_the_space_keeps_what_the_user_chose() -> None:
+    recipe = Recipe.from_dict({"sync": "diloco", "wire": "int8", "lr": 0.2, "workers": 4})
+    found = starts(recipe, UNEQUAL)
+    near = usable((n for c in found for n in neighbours(c, recipe, UNEQUAL)), recipe)
+    assert {c.sync for c in found} == {"diloco"}
+    assert not pilots(recipe, UNEQUAL)
+    assert {(c.table["wire"]["name"], c.table["lr"]) for c in [*found, *near]} == {("int8", 0.2)}
+    assert {c.table["period"]["steps"] for c in near} >= {8, 32, 128}
+
+
+def test_blocks_and_batches_follow_unequal_speeds_only() -> None:
+    recipe = Recipe.from_dict({"workers": 4})
+    assert all(c.table["partition"]["speeds"] == [1, 1, 2, 4] for c in starts(recipe, UNEQUAL))
+    assert not any("partition" in c.table for c in starts(recipe, Cluster([1000.0] * 4)))
+    assert not any("batch" in c.table for c in starts(recipe.merged({"partition": "sorted"}), UNEQUAL))
+
+
+def test_names_tell_candidates_apart() -> None:
+    recipe = Recipe.from_dict({"workers": 4})
+    found = starts(recipe, UNEQUAL)
+    found += [n for c in list(found) for n in neighbours(c, recipe, UNEQUAL)]
+    by_name: dict[str, Candidate] = {}
+    for candidate in found:
+        assert by_name.setdefault(candidate.name, candidate).table == candidate.table
+
+
+class MadeUp(Search):
+    """Runs cost nothing here: the time to the target is known for every candidate."""
+
+    def __init__(self, tmp_path: Path, seconds: dict[str, float], minutes: float = 1e9):
+        self.now, self.known, self.simulated = 0.0, seconds, 0.0
+        recipe = Recipe.from_dict({"workers": 4})
+        super().__init__(recipe, UNEQUAL, TARGET, tmp_path, examples=8000, minutes=minutes, clock=lambda: self.now)
+
+    def run(self, runs: list[Any], over: Any) -> None:
+        for run in runs:
+            if over():
+                return
+            need = self.needs(run.recipe)
+            budget = float(run.recipe.settings["budget"].removesuffix("s"))
+            spent = min(need, budget)
+            self.now, self.simulated = self.now + 1, self.simulated + spent
+            run.result = {"simulated_seconds": spent, "samples": int(1e4 * spent), "bytes": 1, "models": {}}
+            run.result["models"]["mean"] = {"accuracy": 0.9 * spent / need, "loss": 1.0}
+            run.result["reached"] = {"simulated_seconds": need, "step": 1, "rounds": 1} if need <= budget else None
+            run.state = "done"
+
+    def needs(self, recipe: Recipe) -> float:
+        """Best at lr 0.9; each wire and sync has its factor."""
+        lr = 1 + abs(math.log(recipe.plain()["lr"] / 0.9))
+        return lr * math.prod(self.known.get(str(recipe.chosen(axis).name), 1.0) for axis in ("sync", "wire", "order"))
+
+
+def test_halving_and_walking_find_the_best_of_a_known_problem(tmp_path: Path) -> None:
+    """The best combination is no start: it takes the right sync, then its wire and its learning rate."""
+    search = MadeUp(tmp_path, {"lgrawa": 4.0, "int8": 0.8, "cd-grab": 3.0, "diloco": 9.0, "periodic-average": 6.0})
+    search.known |= {"all-reduce": 20.0, "d-psgd": 12.0, "edm": 12.0}
+    search.candidates()
+    best = search.ranking()[0]
+    assert best.candidate.table["sync"]["name"] == "lgrawa"
+    assert best.candidate.table["wire"]["name"] == "int8"
+    assert best.candidate.table["lr"] == pytest.approx(0.9)
+    assert best.score == (0.0, pytest.approx(3.2))
+
+
+def test_runs_end_when_they_cannot_win_any_more(tmp_path: Path) -> None:
+    search = MadeUp(tmp_path, {})
+    search.candidates()
+    walks = [rung for rung in search.rungs if rung.what.startswith("neighbours")]
+    assert walks
+    for before, rung in zip([search.rungs[-len(walks) - 1], *walks], walks, strict=False):
+        assert rung.seconds <= before.seconds
+        assert all(t.run.result["simulated_seconds"] <= rung.seconds for t in rung.trials)
+
+
+def test_the_minutes_bound_the_search_and_leave_some_for_seeds(tmp_path: Path) -> None:
+    search = MadeUp(tmp_path, {}, minutes=1.0)  # a run takes a second
+    search.candidates()
+    assert search.now <= 41
+    finals = search.finals(3)
+    assert finals
+    assert search.now <= 61
+
+
+def test_a_finalist_of_another_sync_is_among_them(tmp_path: Path) -> None:
+    search = MadeUp(tmp_path, {"lgrawa": 0.9, "diloco": 0.8})
+    search.candidates()
+    names = [trial.candidate.sync for trial in search.finalists()]
+    assert names[0] == "diloco"
+    assert len({*names}) > 1
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_four_of_five_new_runs_lie_in_the_interval(seeds: int) -> None:
+    """2,000 draws: the standard error of the share is 0.009."""
+    generator = np.random.default_rng(seeds)
+    times = np.exp(generator.normal(1.0, 0.3, (2000, seeds + 1)))
+    bounds = [interval(list(row[:-1]), 0.0) for row in times]
+    share = np.mean([low <= row[-1] <= high for (low, high), row in zip(bounds, times, strict=True)])
+    assert abs(share - 0.8) < 0.036
+
+
+def test_goals() -> None:
+    assert Goal.of(None, "2 GB", "time", None, 4).bytes == 2e9
+    assert Goal.of(None, "10 min", "time", None, 4).seconds == 600
+    assert Goal.of(None, "8 USD", "time", 2.0, 4).seconds == 3600
+    for arguments, words in (
+        ((None, None, "time", None, 4), "say what the goal is"),
+        (("accuracy=0.9", "1 h", "time", None, 4), "say what the goal is"),
+        ((None, "5 USD", "time", None, 4), "--price"),
+        (("accuracy=0.9", None, "speed", None, 4), "--minimise speed"),
+        ((None, "5 parsecs", "time", None, 4), "--within"),
+    ):
+        with pytest.raises(UserError, match=words):
+            Goal.of(*arguments)
+
+
+def test_other_clusters_and_what_they_change() -> None:
+    found = dict(variants(UNEQUAL))
+    assert found["with links of 1 Gbit"].link.bandwidth == 1e9
+    assert found["with equal workers"].rates == [2000.0] * 4
+    assert not variants(Cluster([1.0, 1.0]))
+    texts = sentences([Variant("with links of 1 Gbit", [("a", 1.0), ("b", 2.0)]), Variant("later", [("b", 1.0)])], "b")
+    assert texts == ["With links of 1 Gbit a wins: 1 s against 2 s.", "It also wins later."]
+
+
+@pytest.mark.parametrize(
+    ("value", "units", "text"),
+    [(1234567, BYTES, "1.2 MB"), (164.9e3, BYTES, "160 kB"), (0.734, SECONDS, "730 ms"), (61.0, SECONDS, "1.0 min")],
+)
+def test_in_units(value: float, units: Any, text: str) -> None:
+    assert in_units(value, units) == text
+
+
+def test_the_command_writes_a_recipe_whose_time_is_as_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    UNEQUAL.save("cluster.toml")
+    fixed = ["--model", "logistic", "--data.limit", "400", "--sync", "periodic-average", "--wire", "float32"]
+    words = [
+        "plan",
+        "--cluster",
+        "cluster.toml",
+        "--until",
+        "accuracy=0.8",
+        *fixed,
+        "--lr",
+        "0.3",
+        "--order",
+        "reshuffle",
+    ]
+    assert main([*words, "--minutes", "5", "--seeds", "2", "--price", "1", "--out", "p", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    content = json.loads(Path("p/plan.json").read_text())
+    assert said.startswith("Run periodic-average")
+    assert "Runner-up" in said
+    assert "in money" in said
+    assert content["answer"] == said.split("\n\n")[0].splitlines()
+    assert content["other_clusters"]
+    assert "equipoise train p/recipe.toml</code>" in Path("p/report.html").read_text()
+    assert Path("p/runner-up.toml").is_file()
+
+    assert main(["train", "p/recipe.toml", "--dry-run"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "p/recipe.toml",
+                "--cluster",
+                "cluster.toml",
+                "--virtual",
+                "--out",
+                "again",
+                "--quiet",
+                "--evaluate-every",
+                "0.25",
+            ]
+        )
+        == 0
+    )
+    again = json.loads(Path("again/result.json").read_text())["reached"]
+    folder = Path("p/runs") / re.sub("[, ]+", "-", content["finals"][0]["choice"]) / "finals-seed-0"
+    assert (
+        again["simulated_seconds"] == json.loads((folder / "result.json").read_text())["reached"]["simulated_seconds"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--until", "accuracy=0.9"], "--cluster FILE"),
+        (["--cluster", "c.toml"], "say what the goal is"),
+        (["--cluster", "c.toml", "--until", "accuracy=0.9", "--budget", "3s"], "--within"),
+        (["--cluster", "c.toml", "--until", "accuracy=0.9", "--minutes", "soon"], "--minutes soon"),
+        (["--cluster", "one.toml", "--until", "accuracy=0.9"], "one worker"),
+    ],
+)
+def test_mistakes_are_named(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    UNEQUAL.save("c.toml")
+    Cluster([1.0]).save("one.toml")
+    assert main(["plan", *words]) == 2
+    assert said in capsys.readouterr().err
