@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.writing import begin_line
 from equipoise.observe.events import parse_events, read_events
 from equipoise.observe.observer import plain
 
@@ -24,6 +26,21 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     assert damaged == 3
     (tmp_path / "events.jsonl").write_text("\n".join(lines))
     assert read_events(tmp_path) == events
+
+
+def test_a_half_line_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    """A full disk has left it; blank lines, which several workers may leave in ending it, are no damage."""
+    path = tmp_path / "events.jsonl"
+    path.write_text(line("step", 0, 1) + '\n{"event": "st')
+    for _ in range(2):
+        handle = os.open(path, os.O_RDWR | os.O_APPEND)
+        begin_line(handle)
+        os.close(handle)
+    with path.open("a") as file:
+        file.write(f"\n{line('resume', 0, 1)}\n{line('step', 0, 2)}\n")
+    events, damaged = parse_events(path.read_text())
+    assert history(events) == [("step", 0, 1), ("resume", 0, 1), ("step", 0, 2)]
+    assert damaged == 1
 
 
 def test_events_after_the_checkpoint_of_a_resume_are_dropped() -> None:

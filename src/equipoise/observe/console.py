@@ -36,6 +36,7 @@ class Console:
                 MofNCompleteColumn(),
                 TextColumn("steps"),
                 TextColumn("{task.fields[status]}"),
+                TextColumn("ETA"),
                 TimeRemainingColumn(),
                 console=Terminal(stderr=True),
             )
@@ -63,7 +64,9 @@ class Console:
         metrics = models[name]
         main = "accuracy" if "accuracy" in metrics else "loss"
         self.metrics = f"  {name} {main} {metrics[main]:.4f}"
-        if self.bar is None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.clock.step, status=self.metrics.strip())
+        else:
             self._print("evaluated" + "".join(f"  {n} loss {m['loss']:.4f}" for n, m in models.items()) + self.metrics)
 
     def changed(self, arrival: dict[str, Any]) -> None:

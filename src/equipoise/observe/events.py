@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-_FIELDS = ("event", "worker", "step")
+from ..core.json import parse_json
 
 
 def read_events(run: Path | str) -> list[dict[str, Any]]:
@@ -23,13 +22,13 @@ def parse_events(text: str) -> tuple[list[dict[str, Any]], int]:
     events: list[dict[str, Any]] = []
     resumed: dict[int, int] = {}  # worker -> the step from which it resumes
     damaged = 0
-    for line in text.splitlines():
+    for line in filter(None, text.splitlines()):
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError:
             damaged += 1
             continue
-        if not isinstance(event, dict) or any(name not in event for name in _FIELDS):
+        if not _is_event(event):
             damaged += 1
             continue
         # All workers write "resume" before any of them writes another event: they synchronise first. So they do when
@@ -40,6 +39,13 @@ def parse_events(text: str) -> tuple[list[dict[str, Any]], int]:
             events, resumed = _cut(events, resumed), {}
         events.append(event)
     return (_cut(events, resumed) if resumed else events), damaged
+
+
+def _is_event(value: Any) -> bool:
+    """Does it say what, who and when?"""
+    if not isinstance(value, dict) or not isinstance(value.get("event"), str):
+        return False
+    return all(type(value.get(name)) is int and 0 <= value[name] < 2**63 for name in ("worker", "step"))
 
 
 def _cut(events: list[dict[str, Any]], resumed: dict[int, int]) -> list[dict[str, Any]]:

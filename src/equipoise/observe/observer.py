@@ -1,4 +1,4 @@
-"""What a worker reports: events to a file, progress to the console, scalars to TensorBoard."""
+"""What a worker reports: events to a file, progress to the console, numbers to trackers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ import numpy.typing as npt
 
 from ..comm.base import Comm
 from ..core.clock import Clock
-from ..core.extras import require
+from ..core.writing import append, begin_line, writing
 from .console import Console
+from .tracker import Tracker
 
 _CLASSES = 100  # with more, the labels are tokens rather than classes
 
 
 class Observer:
-    """One worker's events, appended to RUN/events.jsonl; worker 0 also drives the console and TensorBoard.
+    """One worker's events, appended to RUN/events.jsonl; worker 0 also drives the console and the trackers.
 
-    described: a cluster is described, so events carry simulated seconds.
+    described: a cluster is described, so events carry simulated seconds. choices: what trackers are told of the run.
     """
 
     def __init__(
@@ -34,30 +36,29 @@ class Observer:
         *,
         described: bool = False,
         console: Console | None = None,
-        tensorboard: bool = False,
+        trackers: Sequence[Tracker] = (),
+        choices: Mapping[str, Any] | None = None,
     ):
         self.clock, self.folder, self.described = clock, folder, described
-        self._console, self._tensorboard = console, tensorboard
+        self._console, self._trackers, self._choices = console, trackers, choices or {}
+        self._started = False  # the trackers
         self.follow(comm)
+        self.keeps = self.first  # does this worker write what all have in common to its folder?
         self.handle: int | None = None
-        self.board: Any = None
 
     def follow(self, comm: Comm) -> None:
         """Report for this comm: the first worker may be another one than before."""
         self.comm, self.first = comm, comm.rank == 0
         self.console = self._console if self.first else None
-        self.tensorboard = self._tensorboard and self.first
+        self.trackers = self._trackers if self.first else ()
 
     def __enter__(self) -> Observer:
         if self.folder is not None:
             # One write per line to a file opened for appending: lines of different workers do not interleave.
             path = self.folder / "events.jsonl"
-            self.handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        if self.tensorboard and self.folder is not None:
-            require("tensorboard", "tensorboard", "--tensorboard")
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.board = SummaryWriter(str(self.folder / "tensorboard"))
+            with writing(path):
+                self.handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+                begin_line(self.handle)
         if self.console is not None:
             self.console.__enter__()
         return self
@@ -65,8 +66,9 @@ class Observer:
     def __exit__(self, *error: Any) -> None:
         if self.console is not None:
             self.console.__exit__(*error)
-        if self.board is not None:
-            self.board.close()
+        if self._started:
+            for tracker in self._trackers:
+                tracker.stop()
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None
@@ -85,7 +87,8 @@ class Observer:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event with the worker and its counters."""
-        if self.handle is None:
+        handle = self.handle
+        if handle is None or self.folder is None:
             return
         clock, comm = self.clock, self.comm
         line = {
@@ -103,20 +106,21 @@ class Observer:
             "time": round(time.time(), 3),
             **fields,
         }
-        os.write(self.handle, (json.dumps(plain(line)) + "\n").encode())
+        with writing(self.folder / "events.jsonl"):
+            append(handle, (json.dumps(plain(line)) + "\n").encode())
 
     def stepped(self, loss: float, losses: list[float] | None = None) -> None:
         """Log a step: the loss of this worker and, if known, those of all workers."""
         clock = self.clock
         self.emit("step", loss=loss, lr=clock.lr, batch=clock.batch)
-        if self.console is None and self.board is None:
+        if self.console is None and not self.trackers:
             return
         present = [value for value in losses or [loss] if not math.isnan(value)]
         mean = sum(present) / len(present) if present else math.nan
         if self.console is not None:
             self.console.stepped(mean)
-        if self.board is not None:
-            self.board.add_scalar("loss/train", mean, clock.step)
+        counters = {"lr": clock.lr, "samples": clock.samples, "rounds": clock.rounds, "bytes": self.comm.ledger.bytes}
+        self._track({"loss/train": mean, **counters})
 
     def evaluated(self, models: dict[str, dict[str, float]], health: dict[str, float]) -> None:
         if not self.first:
@@ -124,21 +128,26 @@ class Observer:
         self.emit("evaluate", models=models, health=health)
         if self.console is not None:
             self.console.evaluated(models)
-        if self.board is not None:
-            for name, metrics in models.items():
-                for metric, value in metrics.items():
-                    self.board.add_scalar(f"{metric}/{name}", value, self.clock.step)
+        metrics = {f"{metric}/{name}": value for name, row in models.items() for metric, value in row.items()}
+        self._track(metrics | {f"health/{name}": value for name, value in health.items()})
+
+    def _track(self, values: dict[str, float]) -> None:
+        for tracker in self.trackers:
+            if not self._started:
+                tracker.start(self.folder, self._choices)
+            tracker.log(values, self.clock.step)
+        self._started = self._started or bool(self.trackers)
 
     def finished(self, result: dict[str, Any]) -> None:
         if result["models"]:
             self.evaluated(result["models"], result["health"])
         self.emit("stopped" if result["stopped"] else "end", consensus=result["consensus"])
-        if self.first and self.folder is not None and not result["stopped"]:
-            temporary = self.folder / ".result.partial"
-            temporary.write_text(
-                json.dumps(plain({k: v for k, v in result.items() if k != "stopped"}), indent=1) + "\n"
-            )
-            temporary.replace(self.folder / "result.json")
+        if self.keeps and self.folder is not None and not result["stopped"]:
+            text = json.dumps(plain({k: v for k, v in result.items() if k != "stopped"}), indent=1) + "\n"
+            temporary, path = self.folder / ".result.partial", self.folder / "result.json"
+            with writing(path):
+                temporary.write_text(text)
+                temporary.replace(path)
 
 
 def class_counts(labels: npt.NDArray[Any] | None, block: npt.NDArray[Any] | None) -> list[int] | None:
