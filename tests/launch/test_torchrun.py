@@ -26,7 +26,7 @@ from equipoise.launch.start import spawn
 WORKERS = 2
 
 
-def under_torchrun(function: Any, workers: int = WORKERS) -> list[Any]:
+def under_torchrun(function: Any, workers: int = WORKERS, patience: float = 60) -> list[Any]:
     """`function(rank)` in processes with torchrun's environment, which meet in a store of their launcher."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -45,7 +45,7 @@ def under_torchrun(function: Any, workers: int = WORKERS) -> list[Any]:
     try:
         answers = []
         for pipe in pipes:
-            assert pipe.poll(60), "a process does not answer"
+            assert pipe.poll(patience), "a process does not answer"
             try:
                 answers.append(pickle.loads(pipe.recv_bytes()))
             except EOFError:

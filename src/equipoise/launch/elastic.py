@@ -21,14 +21,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 from ..comm.base import Comm
+from ..comm.interfaces import use_interface_to
 from ..comm.membership import Elasticity
-from ..core.errors import Left, LeftOut, NonFinite, TooFew, UserError
+from ..core.errors import Drift, Left, LeftOut, NonFinite, Refused, TooFew, UserError
 from . import local
-from .take_part import connect, own_run, split, take_part, use_interface_to
+from .afresh import used_here
+from .take_part import connect, own_run, split, take_part
 
 _LEFT = "has left"
-_FATAL = (UserError, NonFinite, TooFew)  # what ends the run for all workers
+_FATAL = (UserError, NonFinite, TooFew, Drift)  # what ends the run for all workers
 _context = multiprocessing.get_context("fork")
 
 
@@ -50,7 +54,15 @@ class ElasticLauncher:
         timeout: float,
         deterministic: bool,
         children: list[Any],
+        device: torch.device | None = None,
     ):
+        used = used_here(device)
+        if used is not None:
+            raise UserError(
+                f"this process has used {used}, and workers that come and go are forked: start the program with "
+                f"torchrun, or use {used} in the workers alone"
+            )
+        self.device = device
         self.function, self.elasticity, self.respawn = function, elasticity, elasticity.respawn
         listen = elasticity.listen
         self.timeout, self.deterministic = timeout, deterministic
@@ -148,7 +160,9 @@ class ElasticLauncher:
             why = _LEFT if value["type"] == Left.__name__ else f"failed: {value['type']}: {value['message']}"
             if value["type"] in {cls.__name__ for cls in _subclasses(_FATAL)}:
                 raise local.error_from({worker: value})
-            if value["type"] == LeftOut.__name__:
+            if value["type"] == Refused.__name__:
+                print(f"equipoise: {value['message']}", file=sys.stderr, flush=True)
+            if value["type"] in (LeftOut.__name__, Refused.__name__):
                 return
             if value["type"] != Left.__name__:
                 print(f"equipoise: worker {worker} {why}\n{value['trace']}", file=sys.stderr, flush=True)
@@ -194,6 +208,7 @@ def _child(launcher: ElasticLauncher, worker: int, size: int | None, pipe: Conne
             launched=launcher.steps,
             timeout=launcher.timeout,
             deterministic=launcher.deterministic,
+            device=launcher.device,
         )
         # Plain pickle: multiprocessing would send tensors as shared memory, which ends with this process.
         pipe.send_bytes(pickle.dumps(("done", result)))

@@ -7,7 +7,6 @@ parent watches its children and reports which one failed first.
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
 import pickle
 import random
@@ -30,6 +29,8 @@ from ..comm.current import set_current
 from ..comm.folder_store import FolderStore
 from ..core import errors
 from ..core.errors import PeerLost, WorkerError
+from ..core.random import rng_state
+from .afresh import Afresh, context_for, packed, used_here
 
 _GRACE = 5.0  # seconds that survivors get to report, once one worker has failed
 
@@ -41,23 +42,34 @@ def run_processes(
     timeout: float = 300.0,
     deterministic: bool = False,
     children: list[Any] | None = None,
+    device: torch.device | None = None,
 ) -> list[Any]:
     """`function(comm)` on forked processes; results by rank. A failure is raised here and names the worker.
 
-    `children` is filled with the processes, so that the caller can send them signals.
+    `children` is filled with the processes, so that the caller can send them signals. device: where their models will
+    be. Processes are not forked but started afresh where this one has used the device.
     """
-    context = multiprocessing.get_context("fork")
+    context = context_for(device)
+    work: Callable[[Comm], Any] | Afresh = function
+    forks = context.get_start_method() == "fork"
     pipes: list[Connection] = []
     children = [] if children is None else children
     folder = tempfile.mkdtemp(prefix="equipoise-")
     # Shared memory in which each child writes its step, so that the step of a dead one is known too.
-    steps = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
+    steps = memoryview(mmap.mmap(-1, 8 * workers)).cast("q") if forks else context.RawArray("q", workers)
+    if not forks:
+        work = Afresh(packed(function, used_here(device)), rng_state())
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         for rank in range(workers):
             ours, theirs = context.Pipe()
-            args = (function, rank, workers, theirs, folder, timeout, deterministic, steps, random.getstate())
+            options = {
+                "timeout": timeout,
+                "deterministic": deterministic,
+                "device": None if device is None else str(device),
+            }
+            args = (work, rank, workers, theirs, folder, steps, random.getstate(), options)
             child = context.Process(target=_child, args=args, name=f"worker-{rank}")
             child.start()
             theirs.close()
@@ -76,25 +88,26 @@ def run_processes(
 
 
 def _child(
-    function: Callable[[Comm], Any],
+    work: Callable[[Comm], Any] | Afresh,
     rank: int,
     size: int,
     pipe: Connection,
     folder: str,
-    timeout: float,
-    deterministic: bool,
-    steps: memoryview,
-    rng_state: Any,
+    steps: Any,
+    python_rng: Any,
+    options: dict[str, Any],
 ) -> None:
-    begin_child(rng_state)
+    begin_child(python_rng)
     comm = None
     try:
         from ..comm.process import ProcessComm
 
+        function = work.unpacked() if isinstance(work, Afresh) else work
+        device = torch.device(options["device"]) if options["device"] is not None else None
         use_loopback()
         store, control_store = FileStore(f"{folder}/rendezvous"), FolderStore(folder)
         comm = ProcessComm.join(
-            store, rank, size, timeout=timeout, deterministic=deterministic, control_store=control_store, steps=steps
+            store, rank, size, control_store=control_store, steps=steps, **options | {"device": device}
         )
         set_current(comm)
         result = function(comm)
@@ -104,16 +117,16 @@ def _child(
         comm.close()
     except BaseException as error:
         if comm is not None:
-            comm.fail(error)
+            comm.leave_word(error)
         pipe.send_bytes(pickle.dumps(("failed", report_of(error, getattr(comm, "step", 0)))))
     finally:
         end_child()
 
 
-def begin_child(rng_state: Any) -> None:
-    """Make a forked process a worker."""
+def begin_child(python_rng: Any) -> None:
+    """Make a new process a worker."""
     torch.set_num_threads(1)  # first of all: the parent's OpenMP threads do not exist here
-    random.setstate(rng_state)  # Python reseeds it after a fork; torch and numpy keep the parent's state
+    random.setstate(python_rng)  # Python reseeds it after a fork; torch and numpy keep the parent's state
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards Ctrl-C as SIGUSR1
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its handlers are not for this process
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -144,7 +157,7 @@ def report_of(error: BaseException, step: int) -> dict[str, Any]:
     }
 
 
-def _collect(children: list[Any], pipes: list[Connection], steps: memoryview) -> list[Any]:
+def _collect(children: list[Any], pipes: list[Connection], steps: Any) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, dict[str, Any]] = {}
     open_ranks = set(range(len(children)))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..comm.base import Comm, barrier
 from ..comm.current import set_current
 from ..comm.membership import Elasticity
+from ..core.device import chosen_device
 from ..core.errors import UserError, WorkerError
 from ..core.stop import Stop
-from ..core.torchrun import under_torchrun, world_size
+from ..core.torchrun import MOST_WORKERS, under_torchrun, world_size
 from ..simulate.cluster import Cluster
 from .signals import stop_on_signals
 
@@ -34,18 +38,21 @@ def spawn(
     changes: Sequence[Change] = (),
     announce: Callable[[str, Any], None] | None = None,
     leave: Stop | None = None,
+    device: torch.device | str | None = None,
 ) -> list[Any]:
     """Run `function(comm)` on every worker; results by rank (under torchrun: that of this process alone).
 
     `virtual` runs all workers inside this process, one at a time. Otherwise the workers are torchrun's processes under
     torchrun, and forked local processes elsewhere.
 
+    device: where the workers' models will be. Processes then join a group that can send its tensors, and each has a
+        device of its own as the current one, in turn; left out, GPUs are used where there are any.
     elastic: "MIN:MAX" lets workers come and go (see `eq.attach`); results are of those that came to the end.
     changes: of virtual workers, as planned. announce: is told at which address others can join, and given the store
         of the run. leave: is set where SIGTERM asks one worker to leave; it stops them all where it is None.
     """
-    if workers < 1:
-        raise UserError(f"workers = {workers}: at least 1 is needed")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise UserError(f"workers = {workers}: from 1 to {MOST_WORKERS:,} are possible")
     if not timeout > 0:
         raise UserError(f"timeout = {timeout}: must be above zero")
     if cluster is not None and cluster.size != workers and not (elastic is not None and cluster.size > workers):
@@ -59,19 +66,21 @@ def spawn(
             "program with python"
         )
     stop = stop or Stop()
+    device = chosen_device(device) if device is not None else None
     if elastic is not None and not isinstance(elastic, Elasticity):
         elastic = Elasticity.parse(elastic, workers)
+    how: dict[str, Any] = {"timeout": timeout, "deterministic": deterministic, "device": device}
     if virtual and elastic is not None:
         return _run_virtual_members(function, workers, elastic, changes, cluster, threads, stop)
     if elastic is not None:
         stops = stop, leave or stop
-        return _run_elastic(function, workers, elastic, stops, announce, timeout=timeout, deterministic=deterministic)
+        return _run_elastic(function, workers, elastic, stops, announce, **how)
     if virtual or (workers == 1 and not under_torchrun()):
         return _run_virtual(function, workers, cluster, threads, stop)
     if under_torchrun():
         from ..comm.process import ProcessComm
 
-        comm = ProcessComm.from_env(timeout=timeout, deterministic=deterministic)
+        comm = ProcessComm.from_env(timeout=timeout, deterministic=deterministic, device=device)
         set_current(comm)
         try:
             with stop_on_signals(stop, (signal.SIGINT, signal.SIGTERM)):
@@ -79,23 +88,25 @@ def spawn(
                 barrier(comm)  # rank 0 may host the store that the others still use
                 return [result]
         except BaseException as error:
-            comm.fail(error)
+            comm.leave_word(error)
             raise
         finally:
             set_current(None)
             comm.close()
     from .local import forward_signals, run_processes
 
-    def child(comm: Comm) -> Any:
-        with stop_on_signals(stop, (signal.SIGUSR1, signal.SIGTERM)):
-            return function(comm)
-
+    child = functools.partial(_until_stopped, stop, function)
     children: list[Any] = []
     undo = forward_signals(children)
     try:
-        return run_processes(child, workers, timeout=timeout, deterministic=deterministic, children=children)
+        return run_processes(child, workers, children=children, **how)
     finally:
         undo()
+
+
+def _until_stopped(stop: Stop, function: Callable[[Comm], Any], comm: Comm) -> Any:
+    with stop_on_signals(stop, (signal.SIGUSR1, signal.SIGTERM)):
+        return function(comm)
 
 
 def _run_elastic(
@@ -104,9 +115,7 @@ def _run_elastic(
     elastic: Elasticity,
     stops: tuple[Stop, Stop],
     announce: Callable[[str, Any], None] | None,
-    *,
-    timeout: float,
-    deterministic: bool,
+    **how: Any,  # timeout, deterministic, device
 ) -> list[Any]:
     """Workers that may come and go: this process, where it joins a run or is torchrun's, or forked ones."""
     from . import take_part
@@ -122,7 +131,7 @@ def _run_elastic(
                 return function(comm)
 
         children: list[Any] = []
-        launcher = ElasticLauncher(child, elastic, timeout=timeout, deterministic=deterministic, children=children)
+        launcher = ElasticLauncher(child, elastic, children=children, **how)
         undo = forward_signals(children, terminate=signal.SIGUSR2)
         try:
             return launcher.run(workers, announce)
@@ -130,17 +139,13 @@ def _run_elastic(
             undo()
     size: int | None = None
     if address is not None:
-        store, worker, elastic = take_part.joining(address, timeout)
+        store, worker, elastic = take_part.joining(address, how["timeout"])
     else:
-        store, worker, size = take_part.started(timeout, elastic)
+        store, worker, size = take_part.started(how["timeout"], elastic)
     if announce is not None and size is not None and worker == 0:
         announce(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", store)
     with stop_on_signals(stop, (signal.SIGINT,)), stop_on_signals(leave, (signal.SIGTERM,)):
-        return [
-            take_part.take_part(
-                function, store, worker, elastic, size=size, timeout=timeout, deterministic=deterministic
-            )
-        ]
+        return [take_part.take_part(function, store, worker, elastic, size=size, **how)]
 
 
 def _run_virtual_members(
@@ -179,8 +184,6 @@ def _with_current(function: Callable[[Comm], Any]) -> Callable[[Comm], Any]:
 def _run_virtual(
     function: Callable[[Comm], Any], workers: int, cluster: Cluster | None, threads: int | None, stop: Stop
 ) -> list[Any]:
-    import torch
-
     from ..comm.virtual import World
 
     # A single worker may use all cores; several use one thread each, as processes do, for the same numbers.

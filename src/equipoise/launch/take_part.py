@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..comm.base import Comm, barrier
 from ..comm.current import set_current
+from ..comm.interfaces import use_interface_of_launcher, use_interface_to
 from ..comm.membership import Elasticity
-from ..core.errors import NonFinite, UserError, WorkerError
+from ..core.errors import Drift, NonFinite, UserError, WorkerError
 from .local import use_loopback
 
 if TYPE_CHECKING:
+    import torch
+
     from ..comm.membership_store import StoreMembership
 
 JOIN = "EQUIPOISE_JOIN"  # HOST:PORT of the run that this process joins
@@ -101,6 +102,7 @@ def started(timeout: float, elasticity: Elasticity) -> tuple[Any, int, int]:
 
     if is_initialized():
         raise UserError("an elastic run makes its own process groups: leave out init_process_group")
+    use_interface_of_launcher()
     store, rank, size = next(rendezvous("env://", timeout=datetime.timedelta(seconds=timeout)))
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -123,9 +125,10 @@ def take_part(
     timeout: float,
     deterministic: bool,
     launched: Any = None,
+    device: torch.device | None = None,
 ) -> Any:
     """`function(comm)` as this worker. `size`: of the first generation, for a worker that begins with it."""
-    options = {"size": size, "timeout": timeout, "deterministic": deterministic, "launched": launched}
+    options = {"size": size, "timeout": timeout, "deterministic": deterministic, "launched": launched, "device": device}
     with membership_of(store, worker, elasticity, **options) as membership:
         return function(membership.comm)
 
@@ -140,6 +143,7 @@ def membership_of(
     timeout: float,
     deterministic: bool,
     launched: Any = None,
+    device: torch.device | None = None,
 ) -> Iterator[StoreMembership]:
     """The membership of this process, for as long as it takes part."""
     from ..comm.membership_store import StoreMembership
@@ -154,6 +158,7 @@ def membership_of(
         timeout=timeout,
         deterministic=deterministic,
         launched=launched,
+        device=device,
     )
     over = False
     try:
@@ -162,7 +167,7 @@ def membership_of(
         over = True
         with contextlib.suppress(WorkerError):
             barrier(membership.comm)  # another worker may still read from the memory of this one
-    except (UserError, NonFinite) as error:
+    except (UserError, NonFinite, Drift) as error:
         membership.refuse(str(error))
         raise
     finally:
@@ -188,15 +193,3 @@ def elastic_comm(comm: Comm, limits: Any, deadline: float) -> Iterator[Comm]:
         store, worker, size = started(timeout, elasticity)
     with membership_of(store, worker, elasticity, size=size, timeout=timeout, deterministic=deterministic) as member:
         yield member.comm
-
-
-def use_interface_to(host: str) -> None:
-    """Let gloo use the network interface from which the host of the store is reached."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        own = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                request = struct.pack("256s", name[:15].encode())
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]) == own:  # SIOCGIFADDR
-                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
