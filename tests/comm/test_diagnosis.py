@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import PrefixStore, TCPStore
 
-from equipoise.comm import heartbeat
+from equipoise.comm import connections, heartbeat
 from equipoise.comm.diagnosis import Missing, certain, likely, state_of
 from equipoise.comm.heartbeat import Beat
+from equipoise.comm.last_word import error_of, word_of
+from equipoise.comm.process import peer_lost
 from equipoise.comm.segment import Segment
-from equipoise.core.errors import PeerLost, WorkerError
+from equipoise.core.errors import NonFinite, PeerLost, WorkerError
 from equipoise.launch import local
 
 from .workers import run
@@ -137,6 +140,76 @@ def test_a_worker_that_is_stopped_before_it_joins() -> None:
         patch.setattr(local, "_child", child)
         with pytest.raises(PeerLost, match=r"^worker 1 never joined.* while the group was made \(timeout 1 s\)"):
             run(lambda comm: None, 3, False, timeout=1.0)
+
+
+def test_a_store_that_does_not_answer_is_told_from_a_worker_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a link is cut: a call of torch's store would wait for a quarter of an hour."""
+    monkeypatch.setattr(connections, "_ANSWER", (0.5, 0.5))
+    ready, told = os.pipe()
+    if (holder := os.fork()) == 0:
+        kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(told, str(kept.port).encode())
+        time.sleep(60)
+        os._exit(0)
+    try:
+        port = int(os.read(ready, 20))
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False).clone()
+        connections.limit_waits(PrefixStore("control", store), 0.5)
+        beat = heartbeat.Heartbeat(PrefixStore("control", store), 1, 3)
+        os.kill(holder, signal.SIGSTOP)
+        error = peer_lost(beat, RuntimeError("timed out"), "in sum at step 3")
+        assert isinstance(error, PeerLost)
+        assert str(error).startswith(
+            f"worker 1 lost the others in sum at step 3, and the store at 127.0.0.1:{port} does"
+        )
+        beat.close()
+        assert not beat._thread.is_alive(), "it would keep the interpreter"
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+
+
+def test_a_beat_that_cannot_be_published_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
+    published = []
+
+    class Full:
+        """For a moment."""
+
+        def set(self, key: str, value: str) -> None:
+            published.append(value)
+            if len(published) == 3:
+                raise OSError(28, "No space left on device")
+
+    beat = heartbeat.Heartbeat(Full(), 0, 1)
+    _wait_until(lambda: len(published) > 5)
+    beat.close()
+    assert published[-1].endswith("has ended already")
+
+
+@pytest.mark.parametrize(
+    "error", [NonFinite("worker 2, step 5: the loss is\nnan", 2, 5), KeyError("a\nb"), PeerLost("x", 1)]
+)
+def test_a_last_word_tells_who_waits_what_to_raise(error: Exception) -> None:
+    word = word_of(error)
+    found = certain([RUNS, RUNS._replace(ending=word)], {}, 0)
+    if isinstance(error, PeerLost):
+        assert found is None, "it lost somebody else"
+        return
+    assert found is not None
+    raised = error_of(Missing.parse(" ".join(map(str, found))).status)
+    if isinstance(error, NonFinite):
+        assert (type(raised), str(raised), raised.rank, raised.step) == (NonFinite, str(error), 2, 5)  # type: ignore[union-attr]
+    else:
+        assert raised is None
+        assert word == "failed (KeyError: 'a\\nb')"
+
+
+def test_where_all_others_fall_silent_at_once_the_link_is_to_be_looked_at() -> None:
+    silent = [RUNS, RUNS, RUNS]
+    found = likely(silent, [later(RUNS), *silent[1:]], {}, 0, closed=False)
+    assert found is not None
+    assert found.status == "does not respond, and nor does any other worker (is this host cut off from theirs?)"
 
 
 _PROGRAM = """

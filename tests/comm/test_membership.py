@@ -146,6 +146,12 @@ def test_failures_of_a_described_cluster_end_generations_and_the_worker_returns(
     assert {worker.now for worker in members.scheduler.workers if worker.done and not worker.lost} == {11.0}
 
 
+def test_a_worker_of_a_described_cluster_that_arrives_later() -> None:
+    cluster = Cluster([1.0] * 3, away={1: [(0.0, 2.9)]})
+    results = VirtualMembers(3, Elasticity(1, 3), cluster=cluster, notice=1.0).run(counting(4))
+    assert [total for _, _, total in results[0]] == [2, 2, 3, 3]  # noticed after a second, let in at 3 s
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 def launched(function: Any, workers: int, elasticity: Elasticity) -> list[Any]:
     launcher = ElasticLauncher(function, elasticity, timeout=60.0, deterministic=True, children=[])

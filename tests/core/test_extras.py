@@ -49,7 +49,7 @@ def test_a_broken_package_is_not_called_missing(tmp_path: Path, monkeypatch: pyt
 # Blocks every optional package as if it were not installed.
 BLOCK = """
 import sys
-for name in ("numba", "sklearn", "scipy", "threadpoolctl", "plotly", "PIL", "matplotlib"):
+for name in ("numba", "sklearn", "scipy", "threadpoolctl", "plotly", "PIL", "matplotlib", "lightning", "ray"):
     sys.modules[name] = None
 import numpy as np
 import equipoise as eq
@@ -87,6 +87,7 @@ print(len(eq.data.Synthetic(examples=10).load().train))
 def test_what_needs_an_optional_package_says_so_in_one_line() -> None:
     said = run(
         """
+import importlib
 def attempt(call):
     try:
         call()
@@ -94,9 +95,13 @@ def attempt(call):
         print(error)
 attempt(lambda: eq.partition.Submodular().divide(np.eye(6), workers=2))
 attempt(lambda: eq.data.Digits().load())
+attempt(lambda: importlib.import_module("equipoise.frameworks.lightning"))
+attempt(lambda: importlib.import_module("equipoise.frameworks.ray"))
 """
     )
     assert said.splitlines() == [
         "the submodular partition needs numba: pip install 'equipoise[partition]'",
         "the digits data set needs scikit-learn: pip install 'equipoise[digits]'",
+        "equipoise.frameworks.lightning needs lightning: pip install 'equipoise[lightning]'",
+        "equipoise.frameworks.ray needs ray: pip install 'equipoise[ray]'",
     ]

@@ -425,3 +425,17 @@ def test_digest_is_sha256_of_the_bytes() -> None:
     assert digest(torch.tensor([1.0, 2.0000002]), b) != expected
     assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0])), "bits, not values"
     assert len(digest(torch.ones(2, dtype=torch.bfloat16))) == 64
+
+
+def test_released_parameters_have_memory_of_their_own_and_can_be_taken_back() -> None:
+    """Packages that save models take parameters in one storage for tied ones, and drop all but the first."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    flat = Flat(model)
+    before = flat.x.clone()
+    flat.release()
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 4
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    before[:6] += 1.0
+    assert torch.equal(flat.gather(), before)
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1

@@ -67,12 +67,12 @@ def logged(path: Path) -> Iterator[None]:
         give_back(loop)
         write(path, "batch", loop.comm.membership, loop.indices[: loop.batch])  # one that ran dry had none
 
-    def met(agreement: Agreement, parts: Any) -> bool:
-        number = agreement._met + 1
+    def met(agreement: Agreement, parts: Any) -> Any:
+        number = agreement.times = getattr(agreement, "times", 0) + 1  # type: ignore[attr-defined]
         write(path, "comes", agreement.membership, number)
-        newcomers = meet(agreement, parts)
+        found = meet(agreement, parts)
         write(path, "leaves", agreement.membership, number)
-        return newcomers
+        return found
 
     Worker.step, eq.attach._give_back, Agreement._meet = watched, given_back, met  # type: ignore[method-assign]
     try:
@@ -140,6 +140,7 @@ def test_workers_come_and_go_at_random(lockstep: bool, tmp_path: Path) -> None:
             how = {"virtual": True, "deterministic": True, "timeout": 60.0}
             result = run_job(job, workers, cluster=Cluster(rates) if seed % 2 else None, **how).result
         each_once(agreed(tmp_path / f"{seed}.jsonl"), result, 2)
+        assert result["samples"] < 2 * EXAMPLES + (0 if lockstep else 3 * every * (workers + 2)) + lockstep, "a round"
         changed += len(result["membership"])
     assert changed > 20, "the plans have an effect"
 

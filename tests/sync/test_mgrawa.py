@@ -142,14 +142,14 @@ def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, mon
     from equipoise.sync import gradient_norms
 
     seen: list[int] = []
-    real = gradient_norms.norms_of
+    real = gradient_norms.layer_norms
 
     def counted(tensors: Any) -> torch.Tensor:
         seen.append(1 + current[0].step)
         return real(tensors)
 
     current: list[Any] = [None]
-    monkeypatch.setattr(gradient_norms, "norms_of", counted)
+    monkeypatch.setattr(gradient_norms, "layer_norms", counted)
 
     def loop(comm: Comm) -> None:
         worker = Worker(dataclasses.replace(job(MGRAWA(source=source)), period=eq.period.Every(10)), comm)

@@ -19,6 +19,7 @@ import torch
 from ..comm.fused_reduction import sum_in_order
 from ..comm.piggyback import Piggyback
 from ..core.context import Context
+from ..core.device import numbers
 from .noise import NoiseEstimate, across_workers
 
 _BLOCK = 1 << 16  # elements whose products are added in the dtype of the vector; blocks are added in float64
@@ -126,14 +127,14 @@ def chunk_statistics(
     `mean` is a buffer for the chunk of v: allocating a large one at each round costs more than filling it.
     """
     mean_of(rows, scales, sizes, mean)
-    norms = [product(r, r) / s**2 if s else 0.0 for r, s in zip(rows, scales, strict=True)]
-    products: list[float] = []
+    scaled = list(zip(rows, scales, strict=True))
+    terms = [(mean, mean, 1.0), *((r, r, s**2) for r, s in scaled)]
     if config.along and config.own:
-        scaled = list(zip(rows, scales, strict=True))
-        products = [product(a, b) / (s * t) if s and t else 0.0 for a, s in scaled for b, t in scaled]
+        terms += [(a, b, s * t) for a, s in scaled for b, t in scaled]
     elif config.along:
-        products = [product(r, mean) / s if s else 0.0 for r, s in zip(rows, scales, strict=True)]
-    return [product(mean, mean), *norms, *products]
+        terms += [(r, mean, s) for r, s in scaled]
+    known = iter(products([(a, b) for a, b, scale in terms if scale]))
+    return [next(known) / scale if scale else 0.0 for *_, scale in terms]
 
 
 def estimate_across_workers(
@@ -156,11 +157,19 @@ def mean_of(rows: list[torch.Tensor], scales: list[float], weights: list[float],
 
 def product(a: torch.Tensor, b: torch.Tensor) -> float:
     """<a, b>, accurate also for long vectors."""
+    return products([(a, b)])[0]
+
+
+def products(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    """<a, b> of every pair; the host reads them from a device together."""
+    blocks = [_dots(a, b) for a, b in pairs]
+    read = iter(numbers(*(dot for dots in blocks for dot in dots)))
+    return [sum_in_order([next(read) for _ in dots]) for dots in blocks]
+
+
+def _dots(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
     if a.dtype not in (torch.float32, torch.float64):
         a, b = a.float(), b.float()
     if len(a) <= _BLOCK:
-        return torch.dot(a, b).item()
-    total = 0.0
-    for x, y in zip(torch.split(a, _BLOCK), torch.split(b, _BLOCK), strict=True):
-        total += torch.dot(x, y).item()
-    return total
+        return [torch.dot(a, b)]
+    return [torch.dot(x, y) for x, y in zip(torch.split(a, _BLOCK), torch.split(b, _BLOCK), strict=True)]

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.device import on_host
 from ..core.errors import UserError
 from .noise import NoiseEstimate, across_examples
 from .probe import NoiseProbe, mean_of, product, worker_reports
@@ -47,7 +48,7 @@ class ExamplesProbe(NoiseProbe):
             rows -= rows.mean(0)
             spread = product(rows.view(-1), rows.view(-1))
             products = rows.to(tested.dtype) @ tested if self.config.along else tested.new_zeros(1)
-            along = products.double().square().sum().item()
+            along = on_host(products).square().sum().item()
             self.measured = ExampleStatistics(spread, float(len(rows)), norm, along)
 
     def _mean_gradient(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..core.errors import WorkerError
 from .fused_reduction import FusedReduction, fused_cost
 from .ledger import Ledger, broadcast_cost, gather_cost, mean_cost
 
@@ -150,6 +149,10 @@ class Comm(ABC):
         return self._exchange(outgoing, incoming)
 
     @abstractmethod
+    def use_device(self, device: torch.device) -> None:
+        """This worker's model lives there. All workers call it together, before its tensors are sent."""
+
+    @abstractmethod
     def copies(self, tensor: torch.Tensor, peers: Iterable[int]) -> bool:
         """Does `exchange` with these peers copy the tensor, so that it may change at once?"""
 
@@ -166,8 +169,10 @@ class Comm(ABC):
         """All workers end their loops, after the same number of steps; raises `UnevenSteps` where they do not."""
 
     @abstractmethod
-    def leave_word(self, error: WorkerError) -> None:
-        """This worker is about to raise: those who wait for it in vain shall raise the same."""
+    def leave_word(self, error: BaseException) -> None:
+        """This worker is about to end with an error: those who wait for it in vain learn why, and raise the same if it
+        is a `WorkerError`.
+        """
 
     @abstractmethod
     def computed(self, examples: float) -> float:

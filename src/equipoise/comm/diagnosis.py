@@ -12,12 +12,15 @@ from typing import NamedTuple
 
 from . import heartbeat
 from .heartbeat import Beat, Heartbeat
+from .last_word import FAILED, LOST, RAISES
 
 _BEATS = 3  # of this worker, in which another one must move
-
-FAILED = "failed"  # how the ending of a worker begins that raised an error of its own,
-LOST = "lost"  # and of one that gave up waiting for another
 _STOPPED = "does not respond (stopped or hung)"
+_ALONE = "does not respond, and nor does any other worker (is this host cut off from theirs?)"
+
+
+class StoreLost(Exception):
+    """The store does not answer: nothing can be known of the others."""
 
 
 class Missing(NamedTuple):
@@ -32,7 +35,10 @@ class Missing(NamedTuple):
 
 
 def find_missing(beat: Heartbeat, *, closed: bool = False) -> Missing | None:
-    """The worker that the others wait for, if it can be told. closed: a connection was closed, so one has died."""
+    """The worker that the others wait for, if it can be told. closed: a connection was closed, so one has died.
+
+    Raises `StoreLost` where the store is gone and no worker of this machine is.
+    """
     processes: dict[int, int] = {}
     try:
         if (settled := beat.settled()) is not None:
@@ -44,9 +50,11 @@ def find_missing(beat: Heartbeat, *, closed: bool = False) -> Missing | None:
             _let_beat(beat)
             found = likely(first, beat.read(), processes, beat.rank, closed=closed)
         return None if found is None else Missing.parse(beat.settle(" ".join(map(str, found))))
-    except Exception:  # the store is gone, perhaps with the worker that hosts it
+    except Exception as error:  # the store is gone, perhaps with the worker that hosts it
         gone = [rank for rank, pid in processes.items() if state_of(pid) == "gone" and rank != beat.rank]
-        return Missing(gone[0], 0, "has died") if gone else None
+        if not gone:
+            raise StoreLost(str(error)) from error
+        return Missing(gone[0], 0, "has died")
 
 
 def _let_beat(beat: Heartbeat) -> None:
@@ -59,7 +67,7 @@ def _let_beat(beat: Heartbeat) -> None:
 def certain(beats: list[Beat | None], processes: dict[int, int], own: int) -> Missing | None:
     """A worker whose failure needs no second look."""
     others = {rank: beat for rank, beat in enumerate(beats) if rank != own and beat is not None}
-    failed = {rank: beat for rank, beat in others.items() if beat.ending.startswith(FAILED)}
+    failed = {rank: beat for rank, beat in others.items() if beat.ending.startswith((FAILED, RAISES))}
     if failed:
         return _first(failed, "")
     running = {rank: beat for rank, beat in others.items() if not beat.ending}
@@ -86,7 +94,10 @@ def likely(
     running = {rank: (a, b) for rank, (a, b) in pairs_of_others.items() if not b.ending}
     silent = {rank: b for rank, (a, b) in running.items() if a.beats == b.beats}
     if silent:
-        return _first(silent, "has died" if closed and not set(silent) & set(processes) else _STOPPED)
+        far = not set(silent) & set(processes)
+        if far and not closed and 1 < len(silent) == len(running):
+            return _first(silent, _ALONE)
+        return _first(silent, "has died" if closed and far else _STOPPED)
     still = {rank: b for rank, (a, b) in running.items() if a.calls == b.calls}
     outside = {rank: b for rank, b in still.items() if not b.inside}
     if outside:

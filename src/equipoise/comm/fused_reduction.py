@@ -38,12 +38,14 @@ def metadata_only(numbers: list[float]) -> FusedReduction:
 
 def chunks(elements: int, size: int) -> list[tuple[int, int]]:
     """Start and stop of each worker's chunk of a vector."""
-    bounds, start = [], 0
-    for rank in range(size):
-        stop = start + elements // size + (rank < elements % size)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
+    return [chunk(elements, size, rank) for rank in range(size)]
+
+
+def chunk(elements: int, size: int, rank: int) -> tuple[int, int]:
+    """Start and stop of one of so many chunks; the first ones are longer by one where they cannot be equal."""
+    length, longer = divmod(elements, size)
+    start = rank * length + min(rank, longer)
+    return start, start + length + (rank < longer)
 
 
 def fused_cost(elements: int, itemsize: int, rank: int, size: int, reduction: FusedReduction) -> tuple[int, int]:
@@ -74,8 +76,10 @@ def pack_floats(numbers: list[float], dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64).view(dtype)
 
 
-def unpack_floats(carried: torch.Tensor) -> list[float]:
-    return carried.cpu().clone().view(torch.float64).tolist()
+def unpack_rows(carried: list[torch.Tensor]) -> list[list[float]]:
+    """The numbers of several messages, equally many in each. They are copied from a device together."""
+    rows: list[list[float]] = torch.stack(carried).cpu().view(torch.float64).tolist() if carried else []
+    return rows
 
 
 def sum_rows(rows: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
@@ -106,7 +110,7 @@ def reduce_over_network(
     all_to_all(received, torch.cat(rows), [width] * size, [len(row) for row in rows])
     table = list(received.view(size, width))
     (a, b), (c, d) = bounds[rank], second_bounds[rank]
-    metadata = [unpack_floats(row[width - len(own) :]) for row in table]
+    metadata = unpack_rows([row[width - len(own) :] for row in table])
     summed = [row[: b - a] for row in table]
     if reduction.vector is None:
         statistics = reduction.map_chunk(summed, metadata, a)
@@ -118,11 +122,11 @@ def reduce_over_network(
     widths = [stop - start + tail for start, stop in bounds]
     returned = tensor.new_empty(sum(widths))
     all_to_all(returned, back.repeat(size), widths, [len(back)] * size)
-    partials = []
+    tails = []
     for row, (a, b) in zip(torch.split(returned, widths), bounds, strict=True):
         tensor[a:b].copy_(row[: b - a])
-        partials.append(unpack_floats(row[b - a :]))
-    return metadata, sum_columns(partials)
+        tails.append(row[b - a :])
+    return metadata, sum_columns(unpack_rows(tails))
 
 
 @torch.no_grad()

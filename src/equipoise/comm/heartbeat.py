@@ -50,12 +50,13 @@ class Heartbeat:
 
     def _run(self) -> None:
         main = threading.main_thread()
-        with contextlib.suppress(Exception):  # the store is gone; the worker that needs it reports that
-            while not self._stop.wait(INTERVAL) and main.is_alive():
-                if os.getppid() != self._parent:
-                    os._exit(3)  # the launcher is gone, and nothing else would stop this worker
+        while not self._stop.wait(INTERVAL) and main.is_alive():
+            if os.getppid() != self._parent:
+                os._exit(3)  # the launcher is gone, and nothing else would stop this worker
+            with contextlib.suppress(Exception):  # gone, or on a full disk for a moment: who needs the store reports it
                 self.publish()
-            self.ending = self.ending or "has ended already"
+        self.ending = self.ending or "has ended already"
+        with contextlib.suppress(Exception):
             self.publish()
 
     def read(self) -> list[Beat | None]:
@@ -95,10 +96,10 @@ class Heartbeat:
     def _get(self, key: str) -> str | None:
         return self.store.get(key).decode() if self.store.check([key]) else None
 
-    def fail(self, ending: str) -> None:
-        """Publish how this worker fails, at once: the next the others see of it is a closed connection."""
+    def end(self, word: str) -> None:
+        """Publish how this worker ends, at once: the next the others see of it is a closed connection."""
         if not self.ending:
-            self.ending = ending
+            self.ending = word
             with contextlib.suppress(Exception):  # the store may be gone
                 self.publish()
 

@@ -107,8 +107,22 @@ class Membership(ABC):
         """Was this worker let in by the present roster? The others then bring it up to date."""
         return self.worker in self.roster.joined
 
-    def agreed(self) -> None:  # noqa: B027  (an empty hook, not a concrete behaviour)
-        """All members have met: this generation works."""
+    @property
+    @abstractmethod
+    def begun(self) -> bool:
+        """Has the run begun? Then there is something that only its workers know."""
+
+    @abstractmethod
+    def agreed(self) -> None:
+        """All members have met: the run has begun, and this generation works."""
+
+    @abstractmethod
+    def publish(self, recipe: str) -> None:
+        """Tell those who will wait to be let in what the workers of this run agree on."""
+
+    @abstractmethod
+    def published(self) -> str:
+        """What the workers of this run agree on; empty where they have not said so."""
 
     @abstractmethod
     def newcomers(self) -> int:

@@ -5,6 +5,7 @@
     present/G/W         worker W has arrived to agree on generation G
     ready/G/W           and knows that it takes part
     beat/W, end/W/PID   signs of life, and how a process ended, as far as its launcher knows
+    agreed              the settings and versions of the run, for those who join
     ticket/N            a process that waits to be let in
 
 Every generation has a process group of its own. The lowest worker that has arrived decides on the roster as soon as
@@ -19,9 +20,11 @@ import json
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from ..core.device import assumed
 from ..core.errors import LeftOut, PeerLost, WorkerError
 from . import connections
 from .base import Comm
@@ -31,6 +34,7 @@ from .process import ProcessComm, join_group
 
 _POLL = 0.02  # seconds between two looks into the store
 _TELL = 0.5  # seconds in which the launcher says how a process ended
+_AWAY = 60.0  # seconds for which a host may be cut off from the store and come back
 _ATTEMPTS = 4  # generations in a row that break before anything is agreed on in them
 
 
@@ -47,20 +51,26 @@ class StoreMembership(Membership):
         timeout: float = 300.0,
         deterministic: bool = False,
         launched: Any = None,
+        device: torch.device | None = None,
     ):
         super().__init__(worker, elasticity)
         self.store, self.timeout, self.deterministic = store, timeout, deterministic
         # Where a launcher watches the processes and says how they ended: the memory in which it reads their steps.
         self.launched = launched
+        self.device = assumed(device, worker)  # whatever this worker's rank in a generation is
         self.member = Member.here(worker)
         self.comm: Comm = alone
         self.comm.membership = self
         self._members: list[Member] = []
         self._attempts = 0
+        self._let_in = True
+        self._unsaid: list[Lost] = []  # lost in generations that broke before they had begun
+        self._begun = False
         self._settled = 0  # tickets of which none waits any more
         self._sockets: connections.Connections = set()
         store.set_timeout(datetime.timedelta(seconds=timeout))
         self.presence = Presence(store, self.member, elasticity.deadline)
+        connections.limit_waits(store, max(elasticity.deadline, _AWAY))
 
     # -- taking part ---------------------------------------------------------------------------------------------------
     def begin(self, size: int) -> Comm:
@@ -80,13 +90,21 @@ class StoreMembership(Membership):
             roster = self._latest()
             if roster is not None and list(self.member) in roster["members"]:
                 return self._join(roster)
-            members = [] if roster is None else [Member(*row) for row in roster["members"]]
-            if self.store.check(["over"]) or (members and all(self._gone(m) for m in members)):
-                if time.monotonic() - heard > 2 * INTERVAL:  # the next roster may be on its way
-                    raise LeftOut(f"worker {self.worker} was not let in: the run has ended", self.worker)
-            else:
+            members = [] if roster is None else list(map(_member, roster["members"]))
+            if self.store.check(["over"]):
+                raise LeftOut(f"worker {self.worker} was not let in: the run has ended", self.worker)
+            if not all(self._gone(m) for m in members):
                 heard = time.monotonic()
+            elif roster is not None and time.monotonic() - heard > 2 * INTERVAL:  # nobody is left to let us in
+                self._gather_newcomers(roster, patient=time.monotonic() - heard < self.elasticity.deadline)
             time.sleep(_POLL)
+
+    def _gather_newcomers(self, roster: dict[str, Any], patient: bool) -> None:
+        """All members are lost: those who wait go on among themselves, once they are enough."""
+        waiting = self._waiting(self.store.add("tickets", 0))
+        if waiting[:1] == [self.member] and (len(waiting) >= self.elasticity.least or not patient):
+            lost = [Lost(m.worker, *(self._gone(m) or ("has died", 0))) for m in map(_member, roster["members"])]
+            self._decided(roster["generation"] + 1, [], waiting[: self.elasticity.most], lost)
 
     def newcomers(self) -> int:
         total = self.store.add("tickets", 0)
@@ -98,6 +116,7 @@ class StoreMembership(Membership):
         return max(0, min(len(waiting), self.elasticity.most - len(self._members)))
 
     def reform(self, *, let_in: bool = True) -> Comm:
+        self._let_in = let_in
         try:
             self._end_generation()
             roster = self._agree(self.roster.generation + 1, let_in)
@@ -113,8 +132,21 @@ class StoreMembership(Membership):
                 self.worker,
             ) from error
 
+    @property
+    def begun(self) -> bool:
+        return bool(self.store.check(["begun"]))
+
     def agreed(self) -> None:
         self._attempts = 0
+        if not self._begun and self.comm.rank == 0:
+            self.store.set("begun", "1")
+        self._begun = True
+
+    def publish(self, recipe: str) -> None:
+        self.store.set("agreed", recipe)
+
+    def published(self) -> str:
+        return self.store.get("agreed").decode() if self.store.check(["agreed"]) else ""
 
     def close(self, *, over: bool = False) -> None:
         """Leave. `over`: the run has come to its end, and nobody will be let in any more."""
@@ -141,20 +173,27 @@ class StoreMembership(Membership):
         with contextlib.suppress(Exception):
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # Groups are known by their number, which a group that failed to form has used up here and nowhere else.
+            dist.distributed_c10d._world.group_count = 0
 
     def _join(self, roster: dict[str, Any]) -> Comm:
         """The comm of this roster, or of the next one if this one breaks before it has begun."""
+        before = self._members
         try:
-            return self._take_part(roster)
+            comm = self._take_part(roster)
         except PeerLost:
-            self._attempts += 1
+            # Others may be lost again and again; the same ones that never meet cannot reach each other.
+            self._attempts = self._attempts + 1 if before == self._members else 0
             if self._attempts >= _ATTEMPTS:
                 raise
-            return self.reform()
+            self._unsaid += self.roster.lost
+            return self.reform(let_in=self._let_in)
+        self._unsaid = []
+        return comm
 
     def _take_part(self, roster: dict[str, Any]) -> Comm:
         """Join the group of this roster; `PeerLost` if another one in it does not."""
-        number, members = roster["generation"], [Member(*row) for row in roster["members"]]
+        number, members = roster["generation"], list(map(_member, roster["members"]))
         self.roster = Roster(
             number,
             tuple(m.worker for m in members),
@@ -164,15 +203,15 @@ class StoreMembership(Membership):
         self._members = members
         self._await_ready(number, members)
         before = connections.open_sockets()
+        self.presence.watch(members, f"broken/{number}", lambda: self._interrupt(before))
         rank, size = self.roster.members.index(self.worker), len(members)
-        # What is not there yet cannot be cut: joining ends by itself.
         limit = min(self.timeout, max(self.elasticity.deadline, 10.0))
         try:
-            join_group(PrefixStore(f"group/{number}", self.store), rank, size, limit)
+            # A connection of its own, which can be cut too.
+            join_group(PrefixStore(f"group/{number}", self.store.clone()), rank, size, limit, self.device)
         except (dist.DistError, RuntimeError) as error:
             raise PeerLost(f"worker {self.worker} cannot reach the others: {str(error).splitlines()[0]}") from error
         self._sockets = connections.open_sockets() - before
-        self.presence.watch(members, f"broken/{number}", lambda: connections.cut(self._sockets))
         if connections.possible():
             dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=self.timeout))
         self.comm = ProcessComm(
@@ -183,6 +222,10 @@ class StoreMembership(Membership):
         )
         self.comm.membership = self
         return self.comm
+
+    def _interrupt(self, before: connections.Connections) -> None:
+        """End a wait of this worker for others."""
+        connections.cut(self._sockets or connections.open_sockets() - before)
 
     def _await_ready(self, number: int, members: list[Member]) -> None:
         """Return when all members know of this roster."""
@@ -248,7 +291,7 @@ class StoreMembership(Membership):
         """Who is lost, and why; the launcher knows more about the end of a process than that it ended."""
         limit = time.monotonic() + (_TELL if self.launched is not None else 0.0)
         local = len({m.name for m in self._members}) == 1
-        rows = []
+        rows = list(self._unsaid)
         for rank, member in enumerate(self._members):
             if member.worker not in lost:
                 continue
@@ -280,3 +323,7 @@ class StoreMembership(Membership):
     def _read(self, number: int) -> dict[str, Any]:
         roster: dict[str, Any] = json.loads(self.store.get(f"roster/{number}"))
         return roster
+
+
+def _member(row: list[Any]) -> Member:
+    return Member(*row)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..core.errors import PeerLost, UnevenSteps, WorkerError
-from ..core.random import rng_state, set_rng_state
+from ..core.random import device_states, follow_started, rng_state, set_device_states, set_rng_state
 from .ledger import Ledger
 
 LEAVES = "the end of its loop"  # as a collective call
@@ -35,7 +35,8 @@ class VirtualWorker:
         self.described = described  # is its time that of a described cluster?
         self.may_run = threading.Lock()
         self.may_run.acquire()
-        self.now = self.entered = 0.0  # its simulated time, and when that began
+        self.now = 0.0
+        self.entered = -1.0  # the simulated second at which it came; before 0 if it was there from the start
         self.ready = True
         self.done = False
         self.lost = False  # declared dead: it unwinds and takes no further part
@@ -79,6 +80,7 @@ class Scheduler:
 
     def run(self, function: Callable[[VirtualWorker], Any], *, threads: int = 1) -> list[Any]:
         """`function(worker)` on every worker; results by number. The first failure ends all and is raised here."""
+        follow_started()
         threads_before, own_rng = torch.get_num_threads(), _pause_rng()
         self._initial_rng = rng_state()
         self._function, self._threads = function, threads
@@ -219,13 +221,15 @@ def raise_if_uneven(workers: list[VirtualWorker]) -> None:
 
 def _pause_rng() -> tuple[Any, ...]:
     """The global generators. numpy's is kept as an object: swapping it is faster than copying its state."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+    numpy_rng = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    return torch.get_rng_state(), random.getstate(), numpy_rng, device_states()
 
 
 def _continue_rng(state: tuple[Any, ...]) -> None:
     torch.set_rng_state(state[0])
     random.setstate(state[1])
     np.random.set_bit_generator(state[2])  # type: ignore[attr-defined]
+    set_device_states(state[3])
 
 
 def _use_one_malloc_arena() -> None:

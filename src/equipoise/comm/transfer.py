@@ -15,6 +15,7 @@ class _Place(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    host: bool  # is it one of the CPU wherever the model is, as the counters of an optimizer are?
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def transfer(comm: Comm, tree: Any, source: int, targets: list[int], device: tor
 
 def _outline(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
-        return _Place(tuple(tree.shape), tree.dtype)
+        return _Place(tuple(tree.shape), tree.dtype, tree.device.type == "cpu")
     if isinstance(tree, dict):
         return {key: _outline(value) for key, value in tree.items()}
     return [_outline(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
@@ -54,7 +55,8 @@ def _tensors(tree: Any) -> Iterator[Any]:
 
 def _filled(outline: Any, parts: Iterator[torch.Tensor]) -> Any:
     if isinstance(outline, _Place):
-        return next(parts).clone().view(outline.dtype).view(outline.shape)  # a copy begins at an aligned address
+        part = next(parts).clone()  # a copy begins at an aligned address
+        return (part.cpu() if outline.host else part).view(outline.dtype).view(outline.shape)
     if isinstance(outline, dict):
         return {key: _filled(value, parts) for key, value in outline.items()}
     return [_filled(value, parts) for value in outline] if isinstance(outline, list) else outline

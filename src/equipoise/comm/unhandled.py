@@ -28,7 +28,7 @@ def report_unhandled(comm: ProcessComm) -> None:
 
         def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             for known in _comms:
-                known.fail(error)
+                known.leave_word(error)
             if isinstance(error, PeerLost):
                 print(f"equipoise: process {rank()}: {error}", file=sys.stderr, flush=True)
             else:

@@ -112,7 +112,7 @@ class VirtualComm(Comm):
             self._failures = FailureModel(world.cluster, self.rank, self.seed, me.id)
         work = seconds * self._failures.factor(self.step)
         now, seconds, away = self._failures.finish(me.now, work, returns=self.leave is None)
-        failures = self._failures.outages(max(self.ledger.alive, me.entered), now)
+        failures = self._failures.outages(max(self.ledger.alive or -1.0, me.entered), now)
         if failures and self.leave is not None:
             # A failure during a wait takes effect with the next gradient.
             me.now = max(me.now, failures[0].start)
@@ -171,8 +171,9 @@ class VirtualComm(Comm):
             total = weights[0].clone()
             for weight in weights[1:]:  # in rank order, as the vectors
                 total += weight
-            _sum_into_all(parts, total.item())
-            return [total.item()] * len(parts)
+            divisor = total.item()
+            _sum_into_all(parts, divisor)
+            return [divisor] * len(parts)
 
         return self._collective(
             _describe("weighted_mean", message), message, combine, lambda cluster: cluster.mean(message.nbytes)
@@ -239,7 +240,7 @@ class VirtualComm(Comm):
         self._worker.left = None
         refuse_uneven(dict(enumerate(taken)))
 
-    def leave_word(self, error: WorkerError) -> None:
+    def leave_word(self, error: BaseException) -> None:
         """The scheduler ends all workers with the first error."""
 
     def counter(self, name: str, add: int) -> int:
@@ -249,10 +250,13 @@ class VirtualComm(Comm):
         self._world.counters[name] = self._world.counters.get(name, 0) + add
         return self._world.counters[name]
 
-    @torch.no_grad()
+    def use_device(self, device: torch.device) -> None:
+        """Virtual workers send nothing: their models are in one memory."""
+
     def copies(self, tensor: torch.Tensor, peers: Iterable[int]) -> bool:
         return True
 
+    @torch.no_grad()
     def _exchange(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> Pending:
         world, copies = self._world, {}
         self._worker.step = self.step

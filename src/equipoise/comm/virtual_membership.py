@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from ..core.errors import LeftOut, PeerLost
+from ..core.errors import LeftOut, PeerLost, Refused
 from ..simulate.cluster import Cluster
 from ..simulate.spells import Spell
 from .base import Comm
@@ -54,6 +54,8 @@ class VirtualMembers:
         self.waiting: dict[int, VirtualWorker] = {}  # to be let in
         self.arrived: dict[int, VirtualWorker] = {}  # where the next roster is agreed on
         self.closed = False  # does one of them want nobody to be let in?
+        self.begun = False
+        self.agreed_on = ""  # what the workers of the first generation have published
         for change in self.changes:
             if change.kind == "join":
                 self.scheduler.add(change.worker, change.seconds or 0.0)
@@ -66,6 +68,8 @@ class VirtualMembers:
             membership = VirtualMembership(self, worker)
             try:
                 results[worker.id] = function(membership.comm)
+            except Refused:
+                return
             except LeftOut:
                 if not results:
                     raise
@@ -164,6 +168,19 @@ class VirtualMembership(Membership):
                 self._worker.step = self.comm.step
                 self._members.lose(self._worker, change.why)
                 raise Abort
+
+    @property
+    def begun(self) -> bool:
+        return self._members.begun
+
+    def agreed(self) -> None:
+        self._members.begun = True
+
+    def publish(self, recipe: str) -> None:
+        self._members.agreed_on = recipe
+
+    def published(self) -> str:
+        return self._members.agreed_on
 
     def newcomers(self) -> int:
         members, me = self._members, self._worker

@@ -62,6 +62,10 @@ class UnevenSteps(WorkerError):
         )
 
 
+class Drift(WorkerError):
+    """Workers differ in something that must be the same on all of them."""
+
+
 class TooFew(WorkerError):
     """Fewer workers are left than the run may go on with."""
 
@@ -74,6 +78,10 @@ class Left(WorkerError):
 
 class LeftOut(WorkerError):
     """A worker that waits to take part in a run will not be let in: it is full, or it has ended."""
+
+
+class Refused(LeftOut):
+    """A worker that would join a run differs from those in it."""
 
 
 class NonFinite(WorkerError):
@@ -97,6 +105,9 @@ def verdict(error: BaseException) -> tuple[int, str, str]:
         # A worker that was lost, or a loss that is not finite, is no matter of code; an exception in it is.
         remote = getattr(error, "remote_traceback", "") if type(error) is WorkerError else ""
         return error.code, str(error), remote
+    if isinstance(error, MemoryError):
+        why = " ".join(str(error).split())
+        return UserError.code, f"out of memory{f' ({why})' if why else ''}: take less data or a smaller model", ""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     what = f"{type(error).__name__}: {error}"
     failed = getattr(error, "equipoise_rank", None)

@@ -78,6 +78,7 @@ class Method(Configurable):
 
     STATE: ClassVar[tuple[str, ...]] = ()  # attributes that a checkpoint keeps
     LATE: ClassVar[dict[str, type]] = {}  # what becomes of entries that are None at first; of STATE itself: tensors
+    HOST: ClassVar[tuple[str, ...]] = ()  # of STATE, whose tensors stay with the CPU wherever the model is
     HEALTH: ClassVar[tuple[str, ...]] = ()  # attributes (numbers) that the events show
     # When workers are lost or join, state starts afresh, except for
     COMMON: ClassVar[tuple[str, ...]] = ()  # attributes that are the same on all workers: newcomers receive them,
@@ -120,12 +121,22 @@ class Method(Configurable):
                 "it was written by another version or another method"
             )
         for name, value in state.items():
-            setattr(self, name, copy.deepcopy(value))
+            self.put(name, copy.deepcopy(value))
+
+    def put(self, name: str, value: Any) -> None:
+        """Set a part of the state: its tensors belong on the device of the model, unless they are in `HOST`."""
+        flat = self._context.flat
+        if flat is not None and flat.x.device.type != "cpu":
+            from .device import CPU, on_device
+
+            value = on_device(value, CPU if name in self.HOST else flat.x.device)
+        setattr(self, name, value)
 
 
 def _checked(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """The value as its type hint wants it, or a UserError that names the option and what it takes."""
     where = f"{owner}({field.name}={value!r})"
+    refuse_endless(value, where)
     value = _coerced(where, hint, value)
     limits = field.metadata
     for number in value if isinstance(value, (list, tuple)) else [value]:
@@ -142,12 +153,21 @@ def _checked(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -
             limit = limits.get(key)
             if limit is not None and not allows(number, limit):
                 raise UserError(f"{where}: {field.name} must be {words} {limit}")
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"{where}: holds a null byte")
     choices = limits.get("choices")
     if choices is not None and value not in choices:
         from .errors import did_you_mean
 
         raise UserError(f"{where}: {did_you_mean(str(value), [str(c) for c in choices])}")
     return value
+
+
+def refuse_endless(value: Any, where: str) -> None:
+    """Whole numbers travel as 64 bits; a larger one was mistyped."""
+    for number in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            raise UserError(f"{where}: out of range, whole numbers go up to 2^63 - 1")
 
 
 def _coerced(where: str, hint: Any, value: Any) -> Any:

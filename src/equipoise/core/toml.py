@@ -25,3 +25,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: not UTF-8 text: it should be a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not valid TOML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits, or a path with a null byte
+        raise UserError(f"{str(path)!r}: cannot be read ({' '.join(str(error).split())[:80]})") from None

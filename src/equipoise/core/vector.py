@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -132,15 +133,20 @@ class Flat:
                     "the model was converted after it was attached: call .to(...) before eq.attach or eq.train"
                 )
             self._adopt()
-        for s, p in self._staged:
-            self.x[s.start : s.stop].copy_(p.reshape(-1))
+        _copy([self.x[s.start : s.stop].view(s.shape) for s, _ in self._staged], [p for _, p in self._staged])
         return self.x
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give the parameters memory of their own again: what saves models may take views of `x` for tied weights."""
+        self.gather()
+        for _, p in self._viewed:
+            p.data = p.data.clone()
 
     @torch.no_grad()
     def scatter(self) -> None:
         """Write what a method changed in `x` back to the narrower parameters; the others are views already."""
-        for s, p in self._staged:
-            p.copy_(self.x[s.start : s.stop].view(s.shape))
+        _copy([p for _, p in self._staged], [self.x[s.start : s.stop].view(s.shape) for s, _ in self._staged])
 
     @torch.no_grad()
     def zero_gradient(self, flat: bool) -> None:
@@ -159,21 +165,26 @@ class Flat:
     @torch.no_grad()
     def gradient(self) -> torch.Tensor:
         """`g` of this step. A parameter without a gradient counts as zero; gradients elsewhere are brought home."""
-        g = self.g
+        g, homes, gradients = self.g, [], []
+        start, itemsize = g.data_ptr(), g.element_size()
         for s, p in self._viewed:
-            home = g[s.start : s.stop]
-            if p.grad is None:
-                home.zero_()
-                p.grad = home.view(s.shape)
-            elif p.grad.data_ptr() != home.data_ptr():
-                home.copy_(p.grad.reshape(-1))
-                p.grad = home.view(s.shape)
-        for s, p in self._staged:
-            home = g[s.start : s.stop]
+            if p.grad is not None and p.grad.data_ptr() == start + s.start * itemsize:
+                continue
+            home = g[s.start : s.stop].view(s.shape)
             if p.grad is None:
                 home.zero_()
             else:
-                home.copy_(p.grad.reshape(-1))
+                homes.append(home)
+                gradients.append(p.grad)
+            p.grad = home
+        for s, p in self._staged:
+            home = g[s.start : s.stop].view(s.shape)
+            if p.grad is None:
+                home.zero_()
+            else:
+                homes.append(home)
+                gradients.append(p.grad)
+        _copy(homes, gradients)
         return g
 
     @torch.no_grad()
@@ -181,12 +192,14 @@ class Flat:
         """This step's gradient as a vector of its own, wherever autograd has put it; `g` and the model are left
         alone.
         """
-        out = torch.empty_like(self.x) if out is None else out
+        out, parts, gradients = torch.empty_like(self.x) if out is None else out, [], []
         for s, p in zip(self.slices, self.parameters.values(), strict=True):
             if p.grad is None:
                 out[s.start : s.stop].zero_()
             else:
-                out[s.start : s.stop].copy_(p.grad.reshape(-1))
+                parts.append(out[s.start : s.stop].view(s.shape))
+                gradients.append(p.grad)
+        _copy(parts, gradients)
         return out
 
     @torch.no_grad()
@@ -233,10 +246,15 @@ class Buffers:
 
     @torch.no_grad()
     def scatter(self, vector: torch.Tensor) -> None:
-        start = 0
-        for b in self.buffers:
-            b.copy_(vector[start : start + b.numel()].view(b.shape))
-            start += b.numel()
+        buffers = self.buffers
+        parts = torch.split(vector, [b.numel() for b in buffers])
+        _copy(buffers, [part.view(b.shape) for part, b in zip(parts, buffers, strict=True)])
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """All of them in a few calls of a device."""
+    if targets:
+        torch._foreach_copy_(list(targets), list(sources))
 
 
 def digest(*tensors: torch.Tensor) -> str:

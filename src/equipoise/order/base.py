@@ -23,6 +23,7 @@ class Order(Method):
 
     watches: ClassVar[bool] = False  # does it learn from gradients? Then it has a `watcher`
     coordinated: ClassVar[bool] = False  # do workers communicate about it at every step?
+    pure: ClassVar[bool] = False  # does an epoch follow from its number and the description of the worker alone?
 
     def watch_through(self, signal: Signal) -> None:
         """Called by `init_state` of an order that learns: the signal that gives it gradients."""
@@ -36,6 +37,10 @@ class Order(Method):
     @abstractmethod
     def epoch(self, number: int) -> np.ndarray:
         """The positions in the order in which epoch `number` visits them. Collective: all workers call it."""
+
+    def agreed_on(self) -> str:
+        """A hash of what all workers have decided alike so far, where they decide together."""
+        return ""
 
     @abstractmethod
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:

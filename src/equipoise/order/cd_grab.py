@@ -82,6 +82,9 @@ class CDGraB(BalancedOrder):
         self.delay = 1  # and how many steps share a message
         return EpochBuilder(self.context, PAIR, self.group, self.sign, self.sign_together, end_epoch=self.end_epoch)
 
+    def agreed_on(self) -> str:
+        return self.digest
+
     def sign_together(
         self, total: torch.Tensor | None, view: GradientView | None, terms: Floats, choose_sign: ChooseSign
     ) -> tuple[torch.Tensor | None, TermSigns]:
@@ -95,7 +98,7 @@ class CDGraB(BalancedOrder):
             return None, NO_TERMS
         if self.mode == "stale":
             signed = by_stale(comm, total, view, terms, choose_sign)
-            self._update_digest(total.detach().cpu().numpy()[:1024].tobytes())
+            self._update_digest(total[:1024].detach().cpu().numpy().tobytes())
             return total, signed
         if self.mode == "rows":
             weights = torch.as_tensor(terms, dtype=total.dtype, device=total.device)

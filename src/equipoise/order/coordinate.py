@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..comm.base import Comm
+from ..core.device import on_host
 from ..signal.base import GradientView
 from ..signal.factor_view import FactorView
 from .factor_messages import BufferLayout, local_slices, pack_message
@@ -58,7 +59,7 @@ def by_shards(
         incoming = {w: received for w, received in slices.items() if w != comm.rank}
         comm.exchange(outgoing, incoming).wait()
         rows = torch.stack([slices[w] for w in senders])
-        numbers = comm.sum(torch.cat([rows @ total[own], (rows @ rows.T).flatten()]).double()).cpu().numpy()
+        numbers = comm.sum(on_host(torch.cat([rows @ total[own], (rows @ rows.T).flatten()]))).numpy()
         count = len(senders)
         signed = sign_sequentially(numbers[:count], numbers[count:].reshape(count, count), choose_sign)
         total[own].addmv_(rows.T, torch.as_tensor(signed.signs, dtype=total.dtype, device=total.device))
@@ -137,9 +138,9 @@ def by_factors(
         return Coordinated(NO_TERMS, counts), layout
     slices = local_slices(comm, layout)
     rows = gathered.flatten(0, 1)
-    weights = gathered[:, :, layout.width : layout.width + layout.terms].double().cpu()
+    weights = on_host(gathered[:, :, layout.width : layout.width + layout.terms])
     own = slices.view(rows, own=True)
-    partial = (own.products(total).double().cpu().view(comm.size, 1, layout.items) @ weights).flatten()
+    partial = (on_host(own.products(total)).view(comm.size, 1, layout.items) @ weights).flatten()
     table = _gram(slices.view(rows, own=False), weights, _partners(comm) if layout.sharded else None, comm.rank)
     products, gram = partial.numpy(), table.numpy()
     if layout.sharded:
@@ -164,12 +165,12 @@ def _gram(view: FactorView, weights: torch.Tensor, partners: list[tuple[int, int
     """Products of terms: all with all, or this worker's with its partners' (zeros elsewhere)."""
     size, items, terms = weights.shape
     if partners is None:
-        table = view.gram().double().cpu().view(size, items, size, items)
+        table = on_host(view.gram()).view(size, items, size, items)
         return torch.einsum("vik,viwj,wjl->vkwl", weights, table, weights).reshape(size * terms, size * terms)
     products = torch.zeros(size, terms, terms, dtype=torch.float64)  # partner, own term, its term
     own = _rows(view, rank * items, (rank + 1) * items)
     for first, last in partners:
-        cross = own.cross(_rows(view, first * items, last * items)).double().cpu()
+        cross = on_host(own.cross(_rows(view, first * items, last * items)))
         cross = (weights[rank].T @ cross).view(terms, last - first, items).transpose(0, 1)
         products[first:last] = torch.bmm(cross, weights[first:last])
     return products

@@ -21,6 +21,8 @@ class FlipFlop(Order):
         name="flip-flop", help="a random order, then the same one backwards", cites=("rajput2022permutation",)
     )
 
+    pure: ClassVar[bool] = True
+
     def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:

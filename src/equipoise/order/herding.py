@@ -47,6 +47,7 @@ class Herding(Order):
 
     watches: ClassVar[bool] = True
     STATE: ClassVar[tuple[str, ...]] = ("number", "sequence", "gradients", "visited")
+    HOST: ClassVar[tuple[str, ...]] = ("gradients",)
 
     signal: str = option(
         "exact",
@@ -84,8 +85,10 @@ class Herding(Order):
                     "which stores one, or --order.signal projection"
                 )
             self.gradients = torch.zeros(examples, view.dimension)
-        for item, position in enumerate(positions.tolist()):
+        rows = []
+        for item in range(len(positions)):
             one = view.zeros().new_zeros(view.items)
             one[item] = 1.0
-            self.gradients[position] = view.vector(one).cpu()
+            rows.append(view.vector(one))
+        self.gradients[torch.from_numpy(positions)] = torch.stack(rows).cpu().to(self.gradients.dtype)
         self.visited += positions.tolist()

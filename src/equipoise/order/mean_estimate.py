@@ -24,7 +24,7 @@ class MeanEstimate:
         if self.sum is None or self.mean is None:
             self.sum, self.mean = view.zeros(), view.zeros()
         sizes = torch.tensor(view.sizes, dtype=self.sum.dtype, device=self.sum.device)
-        count = float(sizes.sum())
+        count = float(sum(view.sizes))
         if self.decay is not None:
             self.sum.mul_(1 - self.decay)
             sizes = sizes * (self.decay / count)

@@ -16,6 +16,8 @@ class Reshuffle(Order):
 
     metadata: ClassVar[Metadata] = Metadata(name="reshuffle", help="a fresh random order every epoch")
 
+    pure: ClassVar[bool] = True
+
     def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:

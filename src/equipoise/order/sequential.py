@@ -16,6 +16,8 @@ class Sequential(Order):
 
     metadata: ClassVar[Metadata] = Metadata(name="sequential", help="the order of the data set, every epoch")
 
+    pure: ClassVar[bool] = True
+
     def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:

@@ -16,6 +16,8 @@ class ShuffleOnce(Order):
 
     metadata: ClassVar[Metadata] = Metadata(name="shuffle-once", help="one random order, kept")
 
+    pure: ClassVar[bool] = True
+
     def init_state(self) -> None: ...
 
     def epoch(self, number: int) -> np.ndarray:

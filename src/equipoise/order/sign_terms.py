@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..core.device import numbers, on_host
 from ..signal.base import GradientView
 
 Floats = npt.NDArray[np.float64]
@@ -104,15 +105,15 @@ def _sign_against_start(
     The norms of single terms are not known. Their mean square follows from the norm of the signed sum, which is the
     change of S.
     """
-    products = terms @ _array(view.products(total))
+    known, (before,) = _arrays(view.products(total), (total @ total).view(1))
+    products = terms @ known
     if centre is not None:
         products -= float(total @ centre)
-    before = float(total @ total)
     signs = np.array([float(choose_sign(float(product), float("nan"))) for product in products])
     view.add_to(total, _tensor(signs @ terms, total))
     if centre is not None:
         total.add_(centre, alpha=-float(signs.sum()))
-    square = max(0.0, float(total @ total) - before - 2 * float(signs @ products)) / len(terms)
+    square = max(0.0, float(total @ total) - float(before) - 2 * float(signs @ products)) / len(terms)
     return TermSigns(signs, np.full(len(terms), square), float("nan"))
 
 
@@ -120,8 +121,9 @@ def _products_and_gram(
     total: torch.Tensor, view: GradientView, terms: Floats, centre: torch.Tensor | None
 ) -> tuple[Floats, Floats]:
     """`<S, v_k>` and `<v_j, v_k>`, without the coordinates in `view.regions()`."""
-    products = _in_terms(terms, _array(view.products(total)))
-    gram = _in_terms(terms, _in_terms(terms, _array(view.gram())).T)
+    sums, table = _arrays(view.products(total), view.gram())
+    products = _in_terms(terms, sums)
+    gram = _in_terms(terms, _in_terms(terms, table).T)
     if centre is not None:
         outside = _without(centre, view.regions())
         with_centre = _in_terms(terms, _array(view.products(centre)))
@@ -156,9 +158,11 @@ def _sign_streamed(
             term[region] = 0.0 if centre is None else -centre[region]
         view.add_regions_to(term, _tensor(weights, total))
         product = float(products[k] + gram[k, :k] @ signs[:k])
-        for region in regions:
-            product += float(total[region] @ term[region])
-            squares[k] += float(term[region] @ term[region])
+        along = [total[region] @ term[region] for region in regions]
+        read = numbers(*along, *(term[region] @ term[region] for region in regions))
+        for value, square in zip(read, read[len(regions) :], strict=False):
+            product += value
+            squares[k] += square
         signs[k] = choose_sign(product, float(squares[k]))
         for region in regions:
             total[region].add_(term[region], alpha=signs[k])
@@ -182,7 +186,16 @@ def _without(vector: torch.Tensor, regions: list[slice]) -> torch.Tensor:
 
 
 def _array(values: torch.Tensor) -> Floats:
-    return values.double().cpu().numpy()
+    return on_host(values).numpy()
+
+
+def _arrays(*tensors: torch.Tensor) -> list[Floats]:
+    """Tensors on the host; from a device they are copied together."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [_array(tensor) for tensor in tensors]
+    joined = _array(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+    starts = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
+    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(joined, starts), tensors, strict=True)]
 
 
 def _tensor(values: Floats, like: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.errors import DataError
+from ..core.json import parse_json
 from ..core.method import Metadata, option
 from ..data.view import DatasetView
 from .base import Partition
@@ -41,7 +42,7 @@ def read_blocks(path: str | Path) -> list[np.ndarray]:
     if not path:
         raise DataError("partition from-file needs a file: pass --partition.path FILE")
     try:
-        table = json.loads(Path(path).read_text())
+        table = parse_json(Path(path).read_text())
         blocks = [np.asarray(block, dtype=np.int64) for block in table["blocks"]]
         for block, row in zip(blocks, table["blocks"], strict=True):
             if block.ndim != 1 or block.tolist() != row:
@@ -56,10 +57,10 @@ def read_blocks(path: str | Path) -> list[np.ndarray]:
 def read_speeds(path: str | Path) -> list[float] | None:
     """The speeds that a partition file was made for, if it lists them."""
     try:
-        speeds = json.loads(Path(path).read_text()).get("speeds")
-    except (OSError, ValueError, AttributeError) as error:
+        speeds = parse_json(Path(path).read_text()).get("speeds")
+        return [float(rate) for rate in speeds] if isinstance(speeds, list) else None
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DataError(f"{path} is not a partition file ({type(error).__name__})") from None
-    return [float(rate) for rate in speeds] if isinstance(speeds, list) else None
 
 
 def write_blocks(path: str | Path, blocks: list[np.ndarray], **extra: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..core.device import numbers
 from .base import SAMPLE, Signal
 from .coverage import Coverage
 from .factor_view import FactorView
@@ -117,8 +118,9 @@ class Exact(Signal):
             row, gradient = self.views % factors.shape[3], self._gradient_at(factors.weight)
             assert gradient is not None
             b, a = factors.b[:, :, row].flatten(), factors.a.flatten(0, 1)
-            tolerance = _ROUNDING * torch.finfo(self.dtype).eps * float(b.norm() * a.norm())
-            if float((gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()) > tolerance:
+            error = (gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()
+            apart, size = numbers(error, b.norm() * a.norm())
+            if apart > _ROUNDING * torch.finfo(self.dtype).eps * size:
                 self.trusted = {}  # what changes one of them will change others
                 return {}
         summed = {}

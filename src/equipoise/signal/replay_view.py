@@ -18,6 +18,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..core.device import numbers
+from ..core.random import generator_states, set_generator_states
 from .base import GradientView
 from .rows import Rows
 
@@ -98,12 +100,15 @@ class ReplayView(GradientView):
 
     def _is_sum(self, vector: torch.Tensor, products: torch.Tensor) -> bool:
         """`<S, G>` against the sum of `<S, g_i>`: a penalty or a hook on the gradient would make S drift."""
-        start, total = 0, 0.0
+        start, total, parts = 0, 0.0, []
         for p in self.parameters.values():
             if p.grad is not None:
-                total += float(vector[start : start + p.numel()] @ p.grad.reshape(-1).to(self.dtype))
+                parts.append(vector[start : start + p.numel()] @ p.grad.reshape(-1).to(self.dtype))
             start += p.numel()
-        return abs(total * self.replayed - float(products.sum())) <= _ROUNDING * float(products.abs().sum())
+        *read, claimed, size = numbers(*parts, products.sum(), products.abs().sum())
+        for part in read:
+            total += part
+        return abs(total * self.replayed - claimed) <= _ROUNDING * size
 
     def gram(self) -> torch.Tensor:
         """Exact and slow, for tests and small models: every vector is materialized."""
@@ -201,29 +206,25 @@ def _load_jvp_rules() -> None:
 
 
 def random_states(model: nn.Module) -> list[torch.Tensor]:
-    first = next(model.parameters())
-    on_device = [torch.cuda.get_rng_state(first.device)] if first.device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_device]
+    return generator_states(next(model.parameters()).device)
 
 
 @contextlib.contextmanager
 def _repeating(model: nn.Module, call: ModelCall) -> Iterator[None]:
     """The random states of the call, and kernels that support forward mode."""
-    first = next(model.parameters())
-    devices = [first.device] if first.device.type == "cuda" else []
+    device = next(model.parameters()).device
+    kept = generator_states(device)
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     enabled = torch.backends.mkldnn.enabled
     if recurrent:
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         with (
-            torch.random.fork_rng(devices),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.cudnn.flags(enabled=not recurrent),
         ):
-            torch.set_rng_state(call.states[0])
-            if devices:
-                torch.cuda.set_rng_state(call.states[1], first.device)
+            set_generator_states(device, call.states)
             yield
     finally:
+        set_generator_states(device, kept)
         torch.backends.mkldnn.enabled = enabled

@@ -15,7 +15,7 @@ from ..topology.base import Topology
 from ..topology.ring import Ring
 from .base import Needs
 from .gossip import OnGraph
-from .mixing import agree, gossip_cost, require_undirected
+from .mixing import RoundLinks, agree, gossip_cost, require_undirected
 from .shares import shares_of
 
 
@@ -48,6 +48,7 @@ class ADPSGD(OnGraph):
 
     STATE: ClassVar[tuple[str, ...]] = ("snapshot", "arrived")
     in_flight: ClassVar[tuple[str, ...]] = ("arrived",)
+    draws_links: ClassVar[bool] = True
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap",)
 
     topology: Topology = option(Ring(), help="whose edges are paired; undirected")
@@ -96,6 +97,10 @@ class ADPSGD(OnGraph):
         shares = shares_of(self.context, self.weights)
         (partner, half), *_ = self.pairs.neighbours(round, self.context.rank)
         return shares[partner] / (shares[partner] + shares[self.context.rank]) if shares else half
+
+    def links(self, round: int) -> RoundLinks:
+        peers = [peer for peer, _ in self.pairs.neighbours(round, self.context.rank)]
+        return RoundLinks(1.0, [(peer, 0.0) for peer in peers], peers)
 
     def mean_shares(self) -> list[float]:
         return shares_of(self.context, self.weights)

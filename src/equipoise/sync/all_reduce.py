@@ -38,6 +38,9 @@ class AllReduce(Sync):
     def needs(self) -> Needs:
         return Needs(every_step=True)
 
+    def equal_after_round(self) -> bool:
+        return True
+
     def averages(self) -> str:
         return "gradient"
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
 from ..comm.piggyback import Piggyback
 from ..core.method import Method
 from ..core.vector import Flat, ModelSize
+
+if TYPE_CHECKING:
+    from .mixing import RoundLinks
 
 
 class StepPlan(NamedTuple):
@@ -46,6 +49,7 @@ class Sync(Method):
     centre_state: ClassVar[str] = ""  # the name in STATE of the centre variable, where the method has one
     idle_steps: ClassVar[bool] = False  # does a worker without examples take the optimizer step too?
     tells: ClassVar[bool] = False  # does a round tell all workers, by `StepPlan.alarm`, of one that is not sound?
+    draws_links: ClassVar[bool] = False  # are the links of a round drawn anew, also where the topology is static?
     in_flight: ClassVar[tuple[str, ...]] = ()  # names in STATE that wait for a message when they are read
 
     @abstractmethod
@@ -81,6 +85,14 @@ class Sync(Method):
 
     def carry(self, piggyback: Piggyback | None) -> None:
         """Send this with the sums of the next step. A sync without sums ignores it: the batch rule then sends it."""
+
+    def equal_after_round(self) -> bool:
+        """Do all workers hold the same model, to the bit, when a round has ended?"""
+        return False
+
+    def links(self, round: int) -> RoundLinks | None:
+        """Whom this worker sends to and receives from in a round, where it is not all of them."""
+        return None
 
     def check_graph(self, size: int) -> None:
         """Refuse a topology, or groups, that do not suit this method on so many workers."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..comm.fused_reduction import chunks
+from ..comm.fused_reduction import chunk
 from ..core.errors import UserError
 from ..core.method import Metadata, option
 from ..core.vector import ModelSize
@@ -72,6 +72,8 @@ class DiLoCo(AveragesParameters):
             )
 
     def init_state(self) -> None:
+        if self.fragments > len(self.flat):
+            raise UserError(f"DiLoCo: fragments={self.fragments} and the model has {len(self.flat):,} parameters")
         self.start_averaging(self.weights, self.state)
         channel = self.averaging.channel
         self.overlapped = OverlappedMean(self.context) if channel is None else OverlappedProgress(channel)
@@ -88,6 +90,9 @@ class DiLoCo(AveragesParameters):
     @message.setter
     def message(self, state: Any) -> None:
         self.overlapped.load(state)
+
+    def equal_after_round(self) -> bool:
+        return self.fragments == 1 and self.delay == 0 and not self.averaging.leaves_residuals
 
     def averages(self) -> str:
         return "" if self.fragments > 1 or self.delay else "parameters"
@@ -144,13 +149,13 @@ class DiLoCo(AveragesParameters):
         anchor.copy_(x)
 
     def _fragment(self, number: int) -> slice:
-        return slice(*chunks(len(self.flat), self.fragments)[number % self.fragments])
+        return slice(*chunk(len(self.flat), self.fragments, number % self.fragments))
 
     def finish(self) -> None:
         self.overlapped.drop()
 
     def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
-        start, stop = chunks(model.elements, self.fragments)[round % self.fragments]
+        start, stop = chunk(model.elements, self.fragments, round % self.fragments)
         if not due:
             return 0, 0
         if self.delay:  # counted when it arrives

@@ -103,6 +103,9 @@ class Gossip(OnGraph):
     def mean_shares(self) -> list[float]:
         return self.mixing.shares
 
+    def links(self, round: int) -> RoundLinks:
+        return self.mixing.links(round)
+
     def finish(self) -> None:
         """Wait for a round in flight and discard it: no step is left to use it."""
         self.mixing.drop()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..core.context import Context
+from ..core.device import on_host, widest
 from ..core.errors import UserError
 
 SOURCES = ("train", "last", "fresh")
@@ -46,6 +47,7 @@ class GradientNorms:
         self.count = 0  # measurements in `smoothed`
         self.finite = False  # was the last measurement finite?
         self.pending: torch.Tensor | None = None  # a measurement that waits for its round
+        self.unread: list[torch.Tensor] = []  # measurements of steps, still on the device of the model
 
     def observe_step(self, steps_left: int) -> None:
         """Measure the training gradient in the model, `steps_left` steps before the expected round.
@@ -57,21 +59,21 @@ class GradientNorms:
         foreseen = context.lockstep or not STEPS[self.source]
         if not context.clock.batch or (foreseen and not near):
             return
-        norms = norms_of([p.grad for p in self.flat.parameters.values() if p.grad is not None])
+        norms = layer_norms([p.grad for p in self.flat.parameters.values() if p.grad is not None])
         if len(norms) < len(self.flat.slices):  # a layer that this batch did not reach
             reached = iter(norms)
             norms = torch.stack(
                 [norms.new_zeros(()) if p.grad is None else next(reached) for p in self.flat.parameters.values()]
             )
         if self.source == "train":
-            self._add(norms)
+            self.unread.append(norms)
         else:
             self.pending = norms
 
     def at_round(self) -> torch.Tensor | None:
         """The norm of each layer's gradient; None for a worker without a finite measurement."""
         if self.source == "last" and self.pending is not None:
-            self._add(self.pending)
+            self._add(on_host(self.pending))
             self.pending = None
         elif self.source == "fresh":
             self._add(*self._measure())
@@ -79,15 +81,19 @@ class GradientNorms:
 
     def estimate(self) -> torch.Tensor | None:
         """As `at_round`, without a new measurement."""
+        self._read()
         if not (self.finite and self.count):
             return None
         level, noise = self.smoothed / (1.0 - self.smoothing**self.count)
         return torch.maximum(level - noise, _LEAST**2 * level).sqrt() if self.debias else level
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("smoothed", "count", "finite", "pending")}
+        self._read()
+        pending = None if self.pending is None else on_host(self.pending)
+        return {"smoothed": self.smoothed, "count": self.count, "finite": self.finite, "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.unread = []
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -106,6 +112,12 @@ class GradientNorms:
         spread = torch.stack([norms_of(part).square() for part in parts]).mean(0) - squares
         return squares, spread / (len(parts) - 1)
 
+    def _read(self) -> None:
+        """Take in what the steps since the last round have measured; a device is waited for once."""
+        unread, self.unread = self.unread, []
+        for norms in on_host(torch.stack(unread)) if unread else ():
+            self._add(norms)
+
     def _add(self, *values: torch.Tensor) -> None:
         """Add one measurement: norms and, with `debias`, their noise."""
         self.finite = all(math.isfinite(float(row.sum())) for row in values)
@@ -116,10 +128,15 @@ class GradientNorms:
 
 
 def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The l2 norm of each tensor, in float64."""
+    """The l2 norm of each tensor, in float64, on the host."""
+    return on_host(layer_norms(tensors))
+
+
+def layer_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The l2 norm of each tensor, on their device."""
     if not tensors:
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0)
     norms = list(torch._foreach_norm(list(tensors)))
     if len({n.dtype for n in norms}) > 1:
-        norms = [n.double() for n in norms]
-    return torch.stack(norms).double().cpu()
+        norms = [n.to(widest(n.device)) for n in norms]
+    return torch.stack(norms)

@@ -46,6 +46,7 @@ class GradientWeighted(Sync):
     )
     COMMON: ClassVar[tuple[str, ...]] = ("centre_model", "last_round_steps", "round_steps", "weight_units")
     OWN: ClassVar[tuple[str, ...]] = ("norm_state",)
+    HOST: ClassVar[tuple[str, ...]] = ("own_weights", "norm_state", "weight_units")
     HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
 
     pull: float = option(

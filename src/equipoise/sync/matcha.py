@@ -46,6 +46,7 @@ class MATCHA(Gossip):
         name="matcha", help="gossip over randomly drawn matchings, within a budget", cites=("wang2019matcha",)
     )
 
+    draws_links: ClassVar[bool] = True
     HEALTH: ClassVar[tuple[str, ...]] = ("spectral_gap", "matchings_per_round")
 
     topology: Topology = option(Ring(), help="the graph that is split; undirected, the same in every round")

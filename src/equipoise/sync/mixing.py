@@ -78,6 +78,10 @@ class Mixing:
         """The weights of the mean that a round conserves; empty for the plain mean."""
         return shares_of(self.context, self.weights)
 
+    def links(self, round: int) -> RoundLinks:
+        """Those of this worker in a round."""
+        return self._links_of(round)
+
     def begin(self, message: torch.Tensor, *, round: int | None = None, copy: bool = False) -> None:
         """Send `message` to the neighbours of `round` (by default the next one on the clock).
 

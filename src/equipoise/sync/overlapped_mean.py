@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..comm.base import Pending
-from ..comm.fused_reduction import chunks, pack_floats, sum_rows, unpack_floats
+from ..comm.fused_reduction import chunks, pack_floats, sum_rows, unpack_rows
 from ..comm.ledger import Deferred, mean_cost
 from ..core.context import Context
 from ..core.vector import ModelSize
@@ -63,7 +63,7 @@ class OverlappedMean:
             return
         comm, (a, b) = self.context.comm, self._bounds()[self.context.rank]
         self._wait()
-        self._weights = [unpack_floats(row[b - a :])[0] for row in self._rows]
+        self._weights = [weight for [weight] in unpack_rows([row[b - a :] for row in self._rows])]
         own = sum_rows([row[: b - a] for row in self._rows], torch.empty_like(self._rows[0][: b - a]))
         # One more element: a vector shorter than the world size has empty chunks, and a message must not be empty.
         own = torch.cat((own, own.new_zeros(1)))

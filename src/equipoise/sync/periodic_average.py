@@ -36,6 +36,9 @@ class PeriodicAverage(AveragesParameters):
     def init_state(self) -> None:
         self.start_averaging(self.weights, self.state)
 
+    def equal_after_round(self) -> bool:
+        return not self.averaging.leaves_residuals
+
     def averages(self) -> str:
         return "parameters"
 

@@ -15,7 +15,7 @@ from ..topology.tree import shallowest_tree
 from ..wire.messages import MessageChannel
 from .base import Needs
 from .gossip import OnGraph
-from .mixing import message_bytes, require_static
+from .mixing import RoundLinks, message_bytes, require_static
 
 
 @dataclass
@@ -74,6 +74,9 @@ class RelaySGD(OnGraph):
         self.inbox = torch.outer(x.new_tensor(self.workers_behind), x)
         if self.channel is not None:
             self.outbox = torch.outer(x.new_tensor([self.context.size - n for n in self.workers_behind]), x)
+
+    def links(self, round: int) -> RoundLinks:
+        return RoundLinks(1.0, [(peer, 0.0) for peer in self.peers], self.peers)
 
     def sent_with_model(self) -> dict[str, Any]:
         return {"inbox": self.inbox}

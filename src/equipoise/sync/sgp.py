@@ -51,7 +51,7 @@ class SGP(OnGraph):
         self.mixing = Mixing(self.context, self.agreed_graph())
         self.joint = JointVector(self.flat, 1)  # [y | w] during a round
         self.scale = scale_of(self.context, self.weights)  # never updated: y contains steps scaled by it
-        self.weight = self.scale  # so that x = y / w at the common start
+        self.held: torch.Tensor | float = self.scale  # w; at the common start x = y / w
         self.offset = torch.zeros_like(self.flat.x)  # y - scale x
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None: ...
@@ -60,11 +60,20 @@ class SGP(OnGraph):
         if self.scale != 1.0:
             x.mul_(self.scale)
         y = x.add_(self.offset)
-        self.joint.tail[0] = self.weight
+        self.joint.tail[0] = self.held
         self.joint.mix(self.mixing, x)
-        self.weight = self.joint.tail[0].item()
+        self.held = self.joint.tail[0].clone()
         self.offset.copy_(y)
-        self.offset.sub_(x.div_(self.weight), alpha=self.scale)
+        self.offset.sub_(x.div_(self.held), alpha=self.scale)
+
+    @property
+    def weight(self) -> float:
+        """w, which stays on the device of the model until it is asked for."""
+        return float(self.held)
+
+    @weight.setter
+    def weight(self, value: float) -> None:
+        self.held = value
 
     def sent_with_model(self) -> dict[str, Any]:
         return {"offset": self.offset}

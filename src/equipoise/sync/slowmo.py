@@ -43,6 +43,9 @@ class SlowMo(AveragesParameters):
         self.anchor: torch.Tensor | None = None  # z
         self.momentum = torch.zeros_like(self.flat.x)
 
+    def equal_after_round(self) -> bool:
+        return not self.averaging.leaves_residuals
+
     def averages(self) -> str:
         return "parameters"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..comm.base import Pending
-from ..comm.fused_reduction import chunks, pack_floats, sum_in_order, sum_rows, unpack_floats
+from ..comm.fused_reduction import chunks, pack_floats, sum_in_order, sum_rows, unpack_rows
 from ..comm.ledger import Deferred
 from ..core.errors import NonFinite
 from ..core.finite import is_finite
@@ -106,7 +106,7 @@ class SumChannel:
         if self.residual is None:
             self.residual = torch.zeros(len(self.flat), dtype=torch.float32, device=vector.device)
         coded = self.residual[start : start + len(vector)]
-        finite = True
+        finite, on_cpu = True, vector.device.type == "cpu"
         for part, given in zip(torch.split(coded, CACHED), torch.split(vector, CACHED), strict=True):
             if self.feedback == 0.0:
                 part.copy_(given)
@@ -114,8 +114,8 @@ class SumChannel:
                 part.add_(given)
             else:
                 part.mul_(self.feedback).add_(given)
-            finite = finite and is_finite(part)
-        if not finite:
+            finite = finite and (not on_cpu or is_finite(part))  # while it is in the cache
+        if not (finite and (on_cpu or is_finite(coded))):
             coded.fill_(torch.nan)  # all workers must notice, whatever the wire leaves out
         self._launch(start, start + len(vector), weights)
 
@@ -321,7 +321,8 @@ class SumChannel:
 
     def _add_weights(self, tails: dict[int, torch.Tensor]) -> None:
         assert self._flight is not None
-        rows = [self._flight[2] if p not in tails else unpack_floats(tails[p]) for p in range(self.context.size)]
+        received = dict(zip(tails, unpack_rows(list(tails.values())), strict=True))
+        rows = [received.get(p, self._flight[2]) for p in range(self.context.size)]
         self._totals = [sum_in_order(list(column)) for column in zip(*rows, strict=True)]
 
 

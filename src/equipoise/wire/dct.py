@@ -76,17 +76,21 @@ def dct_matrix(length: int, device: torch.device) -> torch.Tensor:
     places = torch.arange(length, dtype=torch.float64)
     cosines = torch.cos(math.pi / length * torch.outer(places, places + 0.5)) * math.sqrt(2 / length)
     cosines[0] /= math.sqrt(2)
-    return cosines.to(device, torch.float32)
+    return cosines.float().to(device)
 
 
 def add_inverse(places: torch.Tensor, values: torch.Tensor, cosines: torch.Tensor, vector: torch.Tensor) -> None:
     """Add the elements behind a few coefficients, whose places ascend: for each chunk a sum of rows of the matrix."""
-    chunk = len(cosines)
-    few = few_rows(chunk)
-    counts = torch.bincount(places // chunk, minlength=-(-len(vector) // chunk))
-    starts, frequencies = counts.cumsum(0) - counts, places % chunk
-    stops = [*starts[few::few].tolist(), len(places)]  # of a few chunks each
-    start = 0
+    chunk, chunks = len(cosines), -(-len(vector) // len(cosines))
+    start, frequencies = 0, places % chunk
+    if vector.device.type == "cpu":
+        few = few_rows(chunk)
+        counts = torch.bincount(places // chunk, minlength=chunks)
+        starts = counts.cumsum(0) - counts
+        stops = [*starts[few::few].tolist(), len(places)]  # of a few chunks each
+    else:  # all at once, without a number that the host must know
+        few, stops = chunks, [len(places)]
+        starts = torch.searchsorted(places, torch.arange(0, chunks * chunk, chunk, device=places.device))
     for part, bags, stop in zip(torch.split(vector, few * chunk), torch.split(starts, few), stops, strict=True):
         elements = torch.nn.functional.embedding_bag(
             frequencies[start:stop], cosines, bags - start, mode="sum", per_sample_weights=values[start:stop]
