@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass
@@ -24,8 +26,8 @@ class Row:
             self.failures.append(what)
         return held
 
-    def measured(self, value: float) -> None:
-        self.worst = value if self.worst is None else max(self.worst, value)
+    def measured(self, value: float, *, worse: Callable[[float, float], float] = max) -> None:
+        self.worst = value if self.worst is None else worse(self.worst, value)
 
     @property
     def passed(self) -> bool:
@@ -37,12 +39,25 @@ class Sums:
     """Rows by fault, in the order in which they were first counted."""
 
     rows: dict[str, Row] = field(default_factory=dict)
+    seconds: float = 0.0  # that it took
+    patience: list[float] = field(default_factory=list)  # by how much limits of time were longer, in each part
+
+    def dump(self) -> str:
+        rows = [asdict(row) for row in self.rows.values()]
+        return json.dumps({"rows": rows, "seconds": self.seconds, "patience": self.patience}, indent=1)
+
+    @classmethod
+    def parse(cls, text: str) -> Sums:
+        table = json.loads(text)
+        return cls({row["fault"]: Row(**row) for row in table["rows"]}, table["seconds"], table["patience"])
 
     def row(self, fault: str, expected: str, unit: str = "s") -> Row:
         return self.rows.setdefault(fault, Row(fault, expected, unit=unit))
 
     def merge(self, others: Sums) -> None:
         """Add what was counted elsewhere."""
+        self.seconds += others.seconds
+        self.patience += others.patience
         for other in others.rows.values():
             row = self.row(other.fault, other.expected, other.unit)
             row.tried, row.held = row.tried + other.tried, row.held + other.held
@@ -53,3 +68,8 @@ class Sums:
     @property
     def passed(self) -> bool:
         return all(row.passed for row in self.rows.values())
+
+    def summary(self) -> str:
+        """In words, with the failures at hand to look at."""
+        failures = [f"\n  {row.fault}: {what}" for row in self.rows.values() for what in row.failures[:10]]
+        return "as expected" if self.passed else "NOT as expected" + "".join(failures)

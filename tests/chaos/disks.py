@@ -15,7 +15,7 @@ from pathlib import Path
 from . import story
 from .count import Sums
 from .kills import RESUMED, check_checkpoints, check_history, one_life
-from .victim import Outcome, Victim, until
+from .victim import Outcome, Victim, patient, until
 
 NEW_MOUNTS, PRIVATE, RECURSIVE, BIND, REMOUNT, READ_ONLY, DETACH = 0x20000, 1 << 18, 1 << 14, 1 << 12, 1 << 5, 1, 2
 SIZE = 2 << 20  # bytes; a checkpoint here has about 60 kB
@@ -38,7 +38,9 @@ def set_read_only(folder: Path, read_only: bool) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if read_only:
         _called(libc.mount(bytes(folder), bytes(folder), None, BIND, None))
-        _called(libc.mount(None, bytes(folder), None, BIND | REMOUNT | READ_ONLY, None))
+        until(
+            lambda: not libc.mount(None, bytes(folder), None, BIND | REMOUNT | READ_ONLY, None), 5.0
+        )  # while none writes
     else:
         _called(libc.umount2(bytes(folder), DETACH))
 
@@ -60,7 +62,7 @@ def faulty_disk(sync: str, rng: random.Random, folder: Path, sums: Sums) -> None
     def story_on_the_disk() -> tuple[Outcome, Outcome, Sums]:
         mount_disk(disk)
         counted, run = Sums(), disk / "run"
-        victim = Victim(lambda: one_life(run, sync, journal, False, None, {"timeout": 20.0}), folder / "said")
+        victim = Victim(lambda: one_life(run, sync, journal, False, None, {"timeout": patient(20.0)}), folder / "said")
         until(lambda: journal.step(0) >= step or victim.ended())
         fill(disk / "filler", free) if full else set_read_only(run, True)
         first = victim.wait(60)

@@ -18,8 +18,10 @@ from equipoise.config import registry
 from equipoise.core.random import seed_torch
 from equipoise.observe.events import read_events
 
+from .victim import patient
+
 EXAMPLES, WORKERS, EPOCHS, BATCH = 61, 3, 4, 4  # six steps an epoch
-STEPS, LOGGED = 24, 4
+STEPS, STEPS_OF_EPOCH, LOGGED = 24, 6, 4
 PAUSE = 0.004  # seconds of each batch, so that there is a moment to strike at
 _generator = torch.Generator().manual_seed(3)
 INPUTS = torch.randn(EXAMPLES, 5, generator=_generator)
@@ -42,9 +44,10 @@ def choices(sync: str) -> dict[str, Any]:
 class Line(NamedTuple):
     """One batch."""
 
-    life: int  # a run that is resumed has another life
-    rank: int
+    life: int  # of a run that is resumed; in an elastic one, the generation
+    worker: int
     pid: int
+    milliseconds: int  # on a clock that all processes share
     step: int
     examples: tuple[int, ...]
 
@@ -52,33 +55,37 @@ class Line(NamedTuple):
 class Journal:
     """Which examples were trained on, by whom and at which step. One write for each batch, so that a kill keeps it."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, pause: float = PAUSE, lr: float = 0.2):
+        self.path, self.pause, self.lr = path, pause, lr
         self.life = 0
+        self.hangs: tuple[int, int] | None = None  # worker and step at which it does, in the loss
         self._handles: dict[int, int] = {}
 
     def loss(self, outputs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():  # not while models are evaluated
             self._write(" ".join(map(str, numbers.tolist())))
-            time.sleep(PAUSE)
+            time.sleep(self.pause if self.hangs != (current_comm().rank, current_comm().step) else 3600)
         return nn.functional.cross_entropy(outputs, LABELS[numbers])
 
     def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
         """Called once by every worker, before its first step."""
         self._write("")
-        return torch.optim.SGD(parameters, lr=0.2, momentum=0.5)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=0.5)
 
     def _write(self, examples: str) -> None:
         comm = current_comm()
+        life, worker = self.life, comm.rank
+        if comm.membership is not None:
+            life, worker = comm.membership.roster.generation, comm.membership.worker
         if os.getpid() not in self._handles:
             self._handles[os.getpid()] = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        line = f"{self.life} {comm.rank} {os.getpid()} {comm.step} {examples}\n"
+        line = f"{life} {worker} {os.getpid()} {int(1000 * time.monotonic())} {comm.step} {examples}\n"
         os.write(self._handles[os.getpid()], line.encode())
 
     def lines(self, life: int | None = None) -> list[Line]:
         text = self.path.read_text() if self.path.exists() else ""
         rows = [tuple(map(int, row.split())) for row in text.splitlines()]
-        lines = [Line(row[0], row[1], row[2], row[3], row[4:]) for row in rows]
+        lines = [Line(*row[:5], row[5:]) for row in rows]
         return [line for line in lines if life is None or line.life == life]
 
     def step(self, life: int) -> int:
@@ -86,8 +93,23 @@ class Journal:
         return max((line.step for line in self.lines(life)), default=0)
 
     def workers(self, life: int) -> dict[int, int]:
-        """Process ids by rank."""
-        return {line.rank: line.pid for line in self.lines(life)}
+        """Process ids."""
+        return {line.worker: line.pid for line in self.lines(life)}
+
+    def generation(self) -> int:
+        return max((line.life for line in self.lines()), default=0)
+
+    def last_step(self) -> int:
+        return self.step(self.generation())
+
+    def present(self) -> dict[int, int]:
+        """Process ids of those who train in the last generation."""
+        return self.workers(self.generation())
+
+    def agreed_in(self, history: list[dict[str, Any]]) -> list[Line]:
+        """What counts in an elastic run with this history. A generation that it does not name begins the run."""
+        begun = {row["generation"]: row["step"] for row in history}
+        return self.agreed({line.life: 0 for line in self.lines()} | begun)
 
     def agreed(self, resumed: dict[int, int]) -> list[Line]:
         """What counts, where life number k went on from the end of step `resumed[k]`."""
@@ -112,7 +134,7 @@ def train(folder: Path, sync: str, journal: Journal, *, resume: bool | int = Fal
     arguments: dict[str, Any] = {
         **choices(sync),
         **{"workers": WORKERS, "epochs": EPOCHS, "batch": BATCH, "checkpoint_every": 2, "log_every": LOGGED},
-        **{"deterministic": True, "virtual": False, "timeout": 60.0, "out": folder, "resume": resume},
+        **{"deterministic": True, "virtual": False, "timeout": patient(60.0), "out": folder, "resume": resume},
         **how,
     }
     return eq.train(model, journal.loss, DATA, optimizer=journal.optimizer, **arguments)

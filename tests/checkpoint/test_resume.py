@@ -170,6 +170,8 @@ def test_a_killed_run_resumes_to_the_bits_of_an_undisturbed_one(workers: int, tm
         deadly.calls += 1
         if deadly.calls == 8 and outputs.requires_grad and not alive.exists():
             alive.touch()
+            while not (tmp_path / "run" / "checkpoints" / "step-6").exists():  # it is written while the loop goes on
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return cross_entropy(outputs, targets)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import equipoise as eq
-from equipoise.checkpoint import store
+from equipoise.checkpoint import store, writer
 from equipoise.checkpoint.match import refuse_mismatch
 from equipoise.core.errors import CheckpointError, UserError
+from equipoise.observe import observer
 
 from ..comm.workers import both
 from ..loop.problem import DATA, INPUTS, TARGETS, adam, momentum, plain, sgd, train, with_norm
@@ -122,16 +124,18 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.Monk
     def counted(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             left[0] -= 1
-            if left[0] == 0:
+            if left[0] <= 0:  # all threads of the process end
                 raise Killed
             return original(*args, **kwargs)
 
         return call
 
-    monkeypatch.setattr(store, "_write", counted(store._write))
-    monkeypatch.setattr(store, "_sync_folder", counted(store._sync_folder))
-    monkeypatch.setattr(store.os, "rename", counted(store.os.rename))
-    monkeypatch.setattr(store.shutil, "rmtree", counted(shutil.rmtree))
+    monkeypatch.setattr(store, "_PATIENCE", 0.1)
+    monkeypatch.setattr(writer, "_write", counted(writer._write))
+    monkeypatch.setattr(writer, "_sync_folder", counted(writer._sync_folder))
+    monkeypatch.setattr(torch, "save", counted(torch.save))
+    monkeypatch.setattr(os, "rename", counted(os.rename))
+    monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree))
     whole = expected()
     train(plain(), momentum, steps=3, out=tmp_path / "first", keep=1, **HOW)
     moments = 0
@@ -150,7 +154,64 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, monkeypatch: pytest.Monk
         if finished:
             break
     assert finished
-    assert moments >= 7, "two files, a manifest, two syncs, a rename, a removal"
+    assert moments >= 12, "two files, entries of them and their renames, a manifest, two syncs, a rename, a removal"
+
+
+def test_killed_inside_the_removal_of_an_old_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is half-removed is no checkpoint any more: nobody is sent back to it."""
+
+    def half(path: Path, **how: Any) -> None:
+        (path / "manifest.json").unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", half)
+        with pytest.raises(Killed):
+            resume(run, keep=1)
+    assert [path.name for path in store.available(run)] == ["step-4", "step-6"]
+    assert store.choose(run, 4)
+    assert resume(run, steps=7, keep=1).result["params_sha256"] == expected(7)
+    assert names(run) == ["step-7"]
+
+
+@both
+@pytest.mark.parametrize("what", ["events", "result", "model"])
+def test_a_full_disk_at_the_other_files_of_a_run(
+    what: str, virtual: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line with the file and what to do; what was saved goes on once there is space again."""
+    save, replace = torch.save, Path.replace
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def append(handle: int, data: bytes) -> None:
+        if b'"step": 5' in data:
+            raise full
+        os.write(handle, data)
+
+    def save_none(value: Any, path: Any) -> None:
+        if "model.pt" in str(path):
+            raise RuntimeError("basic_ios::clear: iostream error\nand a trace")
+        save(value, path)
+
+    def replace_none(path: Path, to: Path) -> Path:
+        if to.name == "result.json":
+            raise full
+        return replace(path, to)
+
+    with monkeypatch.context() as patch:
+        if what == "events":
+            patch.setattr(observer, "append", append)
+        elif what == "result":
+            patch.setattr(Path, "replace", replace_none)
+        else:
+            patch.setattr(torch, "save", save_none)
+            patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))  # type: ignore[attr-defined]
+        file = {"events": "events.jsonl", "result": "result.json", "model": "model.pt"}[what]
+        how = {"steps": 6, "out": tmp_path / "run", "checkpoint_every": 2, "log_every": 1, "virtual": virtual, **HOW}
+        words = rf"^cannot write .*{file}: No space left on device; free space or choose another --out$"
+        with pytest.raises(UserError, match=words):
+            train(plain(), momentum, **how)
+    assert resume(tmp_path / "run").result["params_sha256"] == expected()
 
 
 def test_a_half_written_folder_does_not_disturb(run: Path) -> None:
@@ -167,15 +228,15 @@ def test_a_half_written_folder_does_not_disturb(run: Path) -> None:
 def test_a_full_disk_is_told_by_all_and_the_last_checkpoint_stays(
     who: int, virtual: bool, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = store._write
+    original = writer._write_worker
 
-    def full(path: Path, data: Any) -> None:
-        if path.name == f"worker-{who}.pt":
+    def full(path: Path, rank: int, state: Any) -> None:
+        if rank == who:
             raise OSError(errno.ENOSPC, "No space left on device")
-        original(path, data)
+        original(path, rank, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write", full)
+        patch.setattr(writer, "_write_worker", full)
         with pytest.raises(
             CheckpointError, match=r"cannot write .*step-6.*No space left on device; free space or choose another"
         ):
@@ -185,7 +246,7 @@ def test_a_full_disk_is_told_by_all_and_the_last_checkpoint_stays(
 
 @both
 def test_a_manifest_that_cannot_be_written(virtual: bool, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = store._write
+    original = writer._write
 
     def full(path: Path, data: Any) -> None:
         if path.name == "manifest.json":
@@ -193,7 +254,7 @@ def test_a_manifest_that_cannot_be_written(virtual: bool, run: Path, monkeypatch
         original(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_write", full)
+        patch.setattr(writer, "_write", full)
         with pytest.raises(CheckpointError, match="No space left on device"):
             resume(run, virtual=virtual, timeout=10.0)
     assert [n for n in names(run) if n.startswith("step-")] == ["step-2", "step-4"]
@@ -208,7 +269,7 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("in the way")
     for virtual in (True, False):
-        with pytest.raises(CheckpointError, match="cannot write checkpoints to"):
+        with pytest.raises(CheckpointError, match="cannot write .*checkpoints"):
             train(steps=1, out=tmp_path / "run", virtual=virtual, **HOW)
         (tmp_path / "run" / "events.jsonl").unlink()
 

@@ -50,7 +50,7 @@ def turn(worker: Worker, fault: str | None) -> None:
     step = worker.stepper
     worker.indices, places = worker.position.take()
     step.begin(len(worker.indices), worker.position.largest)
-    loss = backward(worker, worker.indices)
+    loss = backward(worker, worker.indices).loss
     step.computed(len(worker.indices) * worker.cost, 0.0)
     if fault == "loss":
         loss = math.nan

@@ -318,6 +318,33 @@ def test_an_order_that_sees_no_gradients_is_refused(caplog: pytest.LogCaptureFix
     assert "PairBalance learns from gradients and sees none" in caplog.text
 
 
+# -- loaders without an `eq.Sampler` ---------------------------------------------------------------------------------
+def test_a_plain_loader_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    """It draws its order from the global generator, which the checkpoint has."""
+
+    def run(folder: Path, epochs: int) -> Any:
+        def loop(comm: Any) -> torch.Tensor:
+            torch.manual_seed(5 + comm.rank)
+            model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+            loader = DataLoader(DATA, batch_size=16, shuffle=True)
+            with eq.attach(model, optimizer, period=3, log=folder) as together:
+                for _ in range(together.resume() // len(loader), epochs):
+                    for x, y in loader:
+                        optimizer.zero_grad()
+                        nn.functional.cross_entropy(model(x), y).backward()
+                        optimizer.step()
+                together.checkpoint()
+                return together.flat.x.clone()
+
+        return eq.spawn(loop, 2, virtual=True)
+
+    undisturbed = run(tmp_path / "undisturbed", 3)
+    run(tmp_path / "resumed", 2)
+    resumed = run(tmp_path / "resumed", 3)
+    assert all(torch.equal(a, b) for a, b in zip(resumed, undisturbed, strict=True))
+
+
 # -- the end of the loop -----------------------------------------------------------------------------------------------
 def loops(comm: Any, sync: Any, width: int, *steps: list[int]) -> None:
     """One loop after the other, in the same group of workers; `steps` of each worker in each of them."""

@@ -15,10 +15,11 @@ import torch
 import equipoise as eq
 from equipoise.comm.membership import Elasticity
 from equipoise.comm.virtual_membership import Change
+from equipoise.core.copied import copied
 from equipoise.core.errors import TooFew, UserError
 from equipoise.loop.agreement import Agreement
 from equipoise.loop.job import Length
-from equipoise.loop.snapshot import Snapshots, copied
+from equipoise.loop.snapshot import Snapshots
 from equipoise.loop.train import prepare
 from equipoise.observe.events import read_events
 from equipoise.testing import toy
@@ -245,7 +246,7 @@ def test_adaptive_batches_keep_their_size_per_worker(monkeypatch: pytest.MonkeyP
     [
         (
             {"period": eq.period.TotalSteps(2), "sync": eq.sync.PeriodicAverage()},
-            "own block.*or a period such as every",
+            "its own block.*use partition queue, or a period such as every",
         ),
         ({"batch": [8, 8, 8, 8]}, "batch.size lists a number for each worker"),
         ({"partition": eq.partition.IID(speeds=[1.0, 1.0, 2.0, 2.0])}, "partition.speeds lists a number for each"),

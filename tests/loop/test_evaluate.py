@@ -65,7 +65,7 @@ def trained(comm: Any, job: Job, steps: int = 2) -> Worker:
 
 def everything(worker: Worker) -> list[Any]:
     """All bits that decide the future of a worker."""
-    torch_rng, python_rng, numpy_rng = rng_state()
+    torch_rng, python_rng, numpy_rng, _ = rng_state()
     tensors = [
         *worker.model.state_dict().values(),
         worker.flat.gather(),
@@ -85,7 +85,9 @@ def everything(worker: Worker) -> list[Any]:
         norms,
         modes,
     ]
-    return [[None if t is None else t.clone() for t in tensors], numbers, worker.position.state_dict()]
+    place = worker.position.state_dict()
+    tensors += [place.pop(name) for name, value in list(place.items()) if isinstance(value, torch.Tensor)]
+    return [[None if t is None else t.clone() for t in tensors], numbers, place]
 
 
 def unchanged(one: list[Any], other: list[Any]) -> bool:

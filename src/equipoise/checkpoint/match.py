@@ -8,9 +8,9 @@ from ..core.errors import CheckpointError
 
 # What may change between a stop and a resume without changing what the run means.
 FREE = (
-    *("epochs", "steps", "samples", "budget", "until", "workers", "virtual", "deterministic", "timeout"),
+    *("epochs", "steps", "samples", "budget", "until", "workers", "virtual", "device", "deterministic", "timeout"),
     *("elastic", "deadline", "respawn", "listen", "snapshot_every"),
-    *("checkpoint_every", "keep", "log_every", "evaluate_every", "tensorboard", "out", "micro", "nonfinite"),
+    *("checkpoint_every", "keep", "log_every", "evaluate_every", "tensorboard", "track", "out", "micro", "nonfinite"),
 )
 
 

@@ -5,6 +5,7 @@ RUN/model.pt    the state_dict of the workers' mean model, written when a run en
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from ..core.errors import CheckpointError, UserError
 from ..core.extras import require
+from ..core.writing import writing
 
 FORMATS = ("pt", "safetensors")
 
@@ -27,18 +29,20 @@ def save_weights(state: dict[str, Any], path: Path, format: str | None = None) -
     format = format or format_of(path)
     part = path.with_name(f".{path.name}.partial")
     try:
-        if format == "safetensors":
-            require("safetensors", "safetensors", "the format safetensors")
-            from safetensors.torch import save_file
+        with writing(path):
+            if format == "safetensors":
+                require("safetensors", "safetensors", "the format safetensors")
+                from safetensors.torch import save
 
-            # The format stores no shared memory: tied weights become copies.
-            save_file({name: t.detach().cpu().clone().contiguous() for name, t in state.items()}, str(part))
-        else:
-            torch.save(state, part)
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from None
+                # The format stores no shared memory: tied weights become copies.
+                part.write_bytes(save({name: t.detach().cpu().clone().contiguous() for name, t in state.items()}))
+            else:
+                torch.save(state, part)
+            os.replace(part, path)
+    except UserError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
 
 
 def load_weights(path: Path) -> dict[str, Any]:

@@ -23,7 +23,6 @@ class Agreement:
         self.membership, self.snapshots, self.leave = membership, snapshots, leave
         self.stopped = 0  # the exit code, where too few workers would be left of those that are asked to leave
         self._round = self._last = 0  # steps of the last round, and of the last agreement
-        self._met = 0  # how often all have met in this generation
 
     def begin(self, parts: Parts) -> None:
         """The first agreement of a generation: from here on there is something to go back to."""
@@ -52,8 +51,7 @@ class Agreement:
     def _meet(self, parts: Parts) -> tuple[bool, list[int]]:
         """Keep a snapshot, and wait for all others to have theirs. Do newcomers wait, and who is to leave?"""
         comm, clock, members = parts.step.comm, parts.step.clock, self.membership.roster.members
-        self._met += 1
-        label = self.membership.roster.generation, self._met
+        label = self.membership.roster.generation, clock.step if parts.step.lockstep else clock.rounds
         if parts.position is not None:
             if not parts.step.lockstep:
                 clock.consumed = self._samples_of_all(parts)

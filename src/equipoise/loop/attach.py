@@ -5,41 +5,54 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..checkpoint.store import Store, available, choose
+from ..checkpoint.store import Store
 from ..checkpoint.weights import save_weights
 from ..comm.base import Comm, barrier
 from ..comm.current import current_comm
 from ..comm.membership import DEADLINE, Elasticity
 from ..config.defaults import chosen_period, chosen_sync, chosen_wire
-from ..config.fit import check_fit, check_settings
+from ..config.fit import check_fit
 from ..core.clock import Clock
 from ..core.errors import PeerLost, UserError
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
 from ..launch.take_part import elastic_comm
 from ..observe.console import Console
-from ..observe.observer import Observer, class_counts
+from ..observe.observer import Observer
+from ..observe.tracker import Tracker, chosen_trackers
 from ..period.base import Period
 from ..sync.base import Sync
 from ..wire.base import Wire
+from .closure import closure_first
+from .drift import DriftCheck, passport, refuse_other_recipe
 from .elastic_loop import ElasticLoop
 from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
 from .overflow import agree_on_overflow, stepping_scaler
-from .own_checkpoint import put_back, whole_state
-from .own_loop import check_elastic_loop, fingerprint_of, worker_of
+from .own_checkpoint import found, put_back, save
+from .own_loop import (
+    check_choices,
+    check_elastic_loop,
+    check_first_step,
+    classes_of,
+    fingerprint_of,
+    place_of,
+    settings_of,
+    worker_of,
+)
+from .paced_drift import PacedDriftCheck
 from .result import counters
 from .run_folder import claim_folder
-from .sampler import Sampler, refuse_unknown_sampler
+from .sampler import Sampler
 from .snapshot import Parts
+from .state import TrainedPart
 from .step import Step
-from .wrappers import refuse_wrapped
 
 
 class attach:
@@ -82,12 +95,15 @@ class attach:
     group: a group of torch.distributed whose processes are the workers, where they are not all of them; for the
         sampler too.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
+    track: show the numbers elsewhere too: "tensorboard", "wandb", "mlflow", several of them, or a `Tracker`.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
     gradients are weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for
     `nonfinite`. All workers must take the same number of steps (`eq.Sampler` sees to that). With
     `eq.period.TotalSteps` they need not: end the loop on `together.clock.rounds`, which all workers count alike.
     """
+
+    store: Store  # of checkpoints, once the folder of the log is claimed
 
     def __init__(
         self,
@@ -111,6 +127,7 @@ class attach:
         log_every: int = 10,
         keep: int = 2,
         progress: bool = False,
+        track: str | Tracker | Sequence[str | Tracker] | None = None,
         elastic: str | int | Elasticity | None = None,
         deadline: float = DEADLINE,
         timeout: float | None = None,
@@ -120,32 +137,13 @@ class attach:
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
         self.wire_choice = chosen_wire(wire)
-        check_settings(buffers=buffers, nonfinite=nonfinite, seed=seed)
-        if buffers == "recompute":
-            raise UserError("buffers = 'recompute': local or average; recompute them in your own evaluation")
-        order, batch = (None, None) if sampler is None else (sampler.order_choice, sampler.batch_choice)
-        check_fit(period=self.period_choice, sync=self.sync_choice, order=order, batch=batch)
-        for name, value in (("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
-            if value < 1:
-                raise UserError(f"{name} = {value}: at least 1 is needed")
-        if final not in (None, "mean", "centre"):
-            raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
-        if final == "centre" and not self.sync_choice.centre_state:
-            raise UserError(f"{type(self.sync_choice).__name__} has no centre: pass final='mean'")
-        if timeout is not None and not timeout > 0:
-            raise UserError(f"timeout = {timeout}: must be above zero")
-        refuse_wrapped(model)
-        trainable = {id(p) for p in model.parameters() if p.requires_grad}
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not trainable <= held:
-            raise UserError(
-                "the optimizer does not hold all trainable parameters of the model: build it from model.parameters()"
-            )
         self.model, self.optimizer, self.scaler, self.scheduler = model, optimizer, scaler, scheduler
+        self.saved_model: nn.Module | TrainedPart = model  # what of it a checkpoint holds
         self.clip, self.buffer_policy, self.share, self.seed = clip, buffers, share, seed
         self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
         self.log_every, self.keep, self.progress = log_every, keep, progress
+        self.trackers = chosen_trackers(track)
         self.timeout, self.deterministic, self.group = timeout, deterministic, group
         self.batch: int = 1
         self.loss: float | None = None
@@ -154,8 +152,10 @@ class attach:
         self.claimed = False  # is the log folder this run's?
         self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
+        self.shows = progress or bool(self.trackers)  # the numbers, elsewhere than in the log
         self._limits = elastic, deadline
         self.elastic: ElasticLoop | None = None  # where workers may come and go
+        check_choices(self)
 
     def __enter__(self) -> attach:
         comm = current_comm(self.group)
@@ -171,13 +171,15 @@ class attach:
             check_elastic_loop(self, comm.membership)
         self.form(comm, equal=True)
         console = Console(self.clock, lambda: None) if self.progress else None
-        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, console=console)
+        shown: dict[str, Any] = {"console": console, "trackers": self.trackers, "choices": fingerprint_of(self)}
+        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, **shown)
         if comm.membership is not None:
             self.elastic = ElasticLoop(self, comm.membership)
             if self.sampler is not None:
                 self.sampler.guard = self.elastic.begin_epoch
             self.elastic.begin()
-        self._undo.callback(self.optimizer.register_step_pre_hook(self._before).remove)
+        self._undo.callback(lambda: self.flat.release())
+        self._undo.callback(self.optimizer.register_step_pre_hook(closure_first(self._before)).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None:
             self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
@@ -187,6 +189,8 @@ class attach:
     def form(self, comm: Comm, *, equal: bool) -> None:
         """Become one of the workers behind `comm`; `equal`: all of them receive worker 0's parameters and buffers."""
         self.comm = comm
+        told = passport(settings_of(self))
+        refuse_other_recipe(comm, told)
         comm.seed = self.seed
         if self.sampler is not None and self.sampler.comm is not comm:
             self.sampler.reform(comm)
@@ -214,6 +218,7 @@ class attach:
             self.sampler.bind(self.context, lockstep=step.lockstep, deferred=deferred, shared=shared)
             step.follow(self.sampler.order, self.sampler.batch)
         self._keep_buffers()
+        self.drift = PacedDriftCheck(DriftCheck(step, told, lambda: place_of(self)))
 
     def __exit__(self, *error: Any) -> None:
         try:
@@ -221,7 +226,9 @@ class attach:
                 self._conclude()
             elif error[0] is None and self.elastic is not None:
                 self.elastic.attempt("finish", self._conclude, None)
-            if self.claimed or self.observer.console is not None:
+            elif self.claimed:
+                self.store.leave()
+            if self.claimed or self.shows:
                 self.observer.__exit__(*error)
         finally:
             self._undo.__exit__(*error)
@@ -233,6 +240,7 @@ class attach:
         if self.nonfinite == "leave-out":
             self.step.guard.meet()  # nobody leaves with a model that is lost
         if self.claimed:
+            self.store.wait()
             self._write_result()
         if self.final is not None:
             self.model.load_state_dict(self.model_state(self.final))
@@ -258,24 +266,20 @@ class attach:
             self.sampler.epoch = self.clock.epoch
         self.observer.follow(self.comm)
         if parts.plain["claimed"] and self.log is not None:
-            if not self.claimed:
+            if self.claimed:
+                self.store.leave()
+            else:
                 self.observer.__enter__()
                 self.claimed = True
-            self.store = Store(self.comm, self.log, self.keep)
+            self.store = Store(self.comm, self.log, self.keep, done=self._saved)
+            self.observer.keeps = self.store.places.leads(self.comm.rank)
         self._since = time.perf_counter()
         self.observer.started(resumed=False, examples=self.context.worker.examples, classes=None, arrival=happened)
 
     # -- the step ------------------------------------------------------------------------------------------------------
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if any(a is not None for a in (*args[1:], kwargs.get("closure"))):
-            raise UserError("optimizer.step(closure) computes gradients inside the step: call backward() before step()")
-        if self._fresh and self.comm.size > 1 and stepping_scaler() not in (None, self.scaler):
-            raise UserError(
-                "a GradScaler takes the steps of this loop, and at an overflow one worker would skip a step that the "
-                "others take: pass scaler=scaler to eq.attach"
-            )
-        if self._fresh and self.sampler is None:
-            refuse_unknown_sampler(self.comm)
+        if self._fresh:
+            check_first_step(self, stepping_scaler())
         self._fresh = False
         if self.elastic is None:
             self._take_in()
@@ -290,7 +294,7 @@ class attach:
 
     def _take_in(self) -> bool:
         """The gradient is in place: let the sync see it."""
-        self._open_log(resumed=False)
+        self.open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
             self.batch, largest, places = self.sampler.use(self.accumulate)
@@ -321,12 +325,13 @@ class attach:
         self.step.after()
         self._keep_buffers()
         self._count_seconds()
+        self.drift.after_step()
         known = self.elastic is None and self.step.lockstep  # without lockstep nobody knows what others have taken
         if self.sampler is not None and known and (self.clock.due or not self.step.talks):
             self.sampler.position.confirm(self.sampler.taken_by_steps())
         if self.loss is not None and self.batch and math.isfinite(self.loss):
             self._losses.append(self.loss)
-        if self.clock.step % self.log_every == 0 and (self.claimed or self.observer.console is not None):
+        if self.clock.step % self.log_every == 0 and (self.claimed or self.shows):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
 
@@ -406,29 +411,26 @@ class attach:
         else:
             self._models = self.elastic.attempt("evaluate", all_together, self._models)
         self._since = time.perf_counter()
-        if self.claimed or self.observer.console is not None:
+        if self.claimed or self.shows:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
 
     # -- the log -------------------------------------------------------------------------------------------------------
-    def _open_log(self, *, resumed: bool, checkpoint: Path | None = None) -> None:
+    def open_log(self, *, resumed: bool, checkpoint: Path | None = None) -> None:
         """At the first step or at a resume: before that nothing is known to be worth keeping."""
-        if self.claimed or (self.log is None and (self.observer.console is None or self.clock.step)):
+        if self.claimed or (self.log is None and (not self.shows or self.clock.step)):
             return
         if self.log is not None:
             claim_folder(self.comm, self.log, resumed=resumed)
-            self.store = Store(self.comm, self.log, self.keep, checkpoint)
+            self.store = Store(self.comm, self.log, self.keep, checkpoint, self._saved)
+            self.observer.keeps = self.store.places.leads(self.comm.rank)
             self.claimed = True
         self.observer.__enter__()
-        worker = self.context.worker
-        classes = None
-        if self.sampler is not None:
-            classes = class_counts(self.sampler.source.view().labels, self.sampler.position.own_block)
-        self.observer.started(resumed=resumed, examples=worker.examples, classes=classes)
+        self.observer.started(resumed=resumed, examples=self.context.worker.examples, classes=classes_of(self))
 
     def _write_result(self) -> None:
         result, state = self.outcome(), self.model_state()
-        if self.comm.rank == 0:
+        if self.observer.keeps:
             assert self.log is not None
             save_weights(state, self.log / "model.pt")
         self.observer.finished(result)
@@ -437,31 +439,28 @@ class attach:
         self.observer.emit(event, **fields)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-    def checkpoint(self) -> Path:
+    def checkpoint(self, *, wait: bool = False) -> Path:
         """Write everything that decides the rest of the loop to the `log` folder; all workers call it together.
 
         Model, optimizer, scheduler, scaler, sampler, sync, period, counters and random generators, one file per worker,
-        written beside and renamed into place.
+        written beside and renamed into place. The loop goes on while a copy is written. The next checkpoint, the end of
+        the block, or `wait=True` wait for that, and raise an error on all workers if it failed.
         """
         if self.log is None:
             raise UserError("checkpoint() needs a folder: pass log='runs/mine' to eq.attach")
         if self.elastic is None:
-            return self.save()
-        return self.elastic.attempt("checkpoint", self.save, self.log / "checkpoints")
+            return self.save(wait)
+        return self.elastic.attempt("checkpoint", lambda: self.save(wait), self.log / "checkpoints")
 
-    def save(self) -> Path:
+    def save(self, wait: bool = True) -> Path:
         """A checkpoint, without looking after workers that are lost meanwhile."""
-        self._open_log(resumed=False)
-        self.step.guard.meet()
-        state = whole_state(self)
-        # Those of the average worker, where each takes its own number of steps.
-        steps = sum(self.comm.gather_objects(self.clock.step)) // self.comm.size
-        path = self.store.save(state, steps, self.clock.epoch, fingerprint_of(self))
-        self.observer.emit("checkpoint", path=path.name)
-        if self.elastic is not None:
-            self.elastic.saved()
+        self.open_log(resumed=False)
+        path = save(self, wait)
         self._since = time.perf_counter()
         return path
+
+    def _saved(self, path: Path) -> None:
+        self._emit("checkpoint", path=path.name, step=int(path.name.removeprefix("step-")))
 
     def resume(self, step: int | None = None) -> int:
         """Go on from the newest checkpoint in the `log` folder, or from that of a step, to the same bits.
@@ -471,13 +470,11 @@ class attach:
         """
         if self.log is None:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
-        if step is None and not available(self.log):
+        path = found(self, step)
+        if path is None:
             return 0
-        if self.comm.membership is not None and self.comm.membership.waiting:
-            return 0  # the others know where the run is
-        path = choose(self.log, step)
         put_back(self, path)
-        self._open_log(resumed=True, checkpoint=path)
+        self.open_log(resumed=True, checkpoint=path)
         if self.elastic is not None:
             self.elastic.saved()
         self._since = time.perf_counter()

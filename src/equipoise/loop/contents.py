@@ -25,7 +25,7 @@ _REACHED = {
 }
 
 
-class _Misfit(Exception):
+class Misfit(Exception):
     pass
 
 
@@ -37,7 +37,7 @@ def reading(path: Path, rank: int) -> Iterator[None]:
         yield
     except (UserError, WorkerError):
         raise
-    except _Misfit as error:
+    except Misfit as error:
         raise CheckpointError(f"{where}: {error}") from None
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -52,6 +52,9 @@ def refuse_other_contents(
     kinds |= {name: kind_of(fresh[name], Loose) for name in _OF_TORCH if name in fresh}
     tensors, kinds["model"] = kinds["model"], {}  # which tensors there are is for torch to compare,
     kinds["rng"] = {}  # and the generators refuse what they cannot be set to
+    # `Position` checks these; they were lists once.
+    position = kinds.get("sampler", kinds).get("position") or {}
+    position.update({name: ANY for name in ("sequence", "block") if name in position})
     for place, method in methods.items():
         *above, axis = place.split(".")
         table = kinds[above[0]] if above else kinds
@@ -68,7 +71,7 @@ def refuse_other_contents(
         elif problem is None:
             problem = _odd_one(state["optimizer"], optimizer)
     if problem is not None:
-        raise _Misfit(problem.removeprefix("."))
+        raise Misfit(problem.removeprefix("."))
 
 
 def _with_late(kind: Any, method: Method, width: int | None, name: str = "") -> Any:

@@ -25,6 +25,7 @@ class Report(NamedTuple):
     steps: float
     samples: float
     unattributed: float  # seconds of communication in which waiting may hide
+    unsaved: float  # 1 if a checkpoint could not be written
 
 
 class Control:
@@ -62,6 +63,7 @@ class Control:
         """After a step: 0, or the exit code of the signal on which all workers agreed to stop."""
         if not math.isnan(loss):
             self.losses.append(loss)
+        self.worker.drift.after_step()
         clock, job, progress = self.worker.clock, self.job, self.worker.progress
         if not progress.meeting:
             return 0
@@ -83,7 +85,7 @@ class Control:
 
     def _meet(self, loss: float) -> list[Report]:
         """The reports of all workers."""
-        clock, job, ledger = self.worker.clock, self.job, self.comm.ledger
+        clock, job, ledger, store = self.worker.clock, self.job, self.comm.ledger, self.worker.store
         own = Report(
             signal=job.stop.code if job.stop.is_set() else 0,
             seconds=clock.seconds,
@@ -92,10 +94,14 @@ class Control:
             steps=clock.step,
             samples=clock.samples,
             unattributed=ledger.unattributed,
+            unsaved=store is not None and store.failed,
         )
         with self.comm.uncounted():
-            table = self.comm.gather(torch.tensor(own, dtype=torch.float64))
-        reports = [Report(*row) for row in table.tolist()]
+            table = self.comm.gather(torch.tensor([*own, *self.worker.drift.row()], dtype=torch.float64))
+        self.worker.drift.judge(table.numpy()[:, len(own) :])
+        reports = [Report(*row) for row in table[:, : len(own)].tolist()]
+        if store is not None:
+            store.tell(any(report.unsaved for report in reports))
         ledger.attribute_wait(min(report.unattributed for report in reports))
         samples = sum(int(r.samples) for r in reports) + self.worker.departed.samples
         self.worker.progress.met(sum(int(r.steps) for r in reports), samples)

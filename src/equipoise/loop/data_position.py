@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -84,6 +85,12 @@ class DataPosition(ABC):
         """Where the batch that was taken last has led."""
 
     @abstractmethod
+    def order_marks(self) -> tuple[int, int]:
+        """Of the examples that this worker visits in this epoch, in their order, and of those that by its own account
+        the next rank visits; 0 where it cannot tell.
+        """
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]: ...
 
     @abstractmethod
@@ -100,3 +107,10 @@ class DataPosition(ABC):
     @abstractmethod
     def redistribute(self, states: list[dict[str, Any]]) -> None:
         """`deal`, from what other workers have saved."""
+
+
+def converted(position: dict[str, Any], kind: type, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """What is left of an epoch, with each of its lists of arrays converted."""
+    lists = {key: value for key, value in position.items() if isinstance(value, list)}
+    rows = {key: [convert(row) if isinstance(row, kind) else row for row in value] for key, value in lists.items()}
+    return position | rows

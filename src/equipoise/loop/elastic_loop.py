@@ -15,7 +15,9 @@ from ..comm.current import set_current
 from ..comm.membership import Membership
 from ..core.errors import PeerLost, TooFew, UserError
 from .agreement import Agreement, MembersChange
+from .drift import let_in, passport
 from .handover import Spent, Transition
+from .own_loop import settings_of
 from .snapshot import Done, Parts, Snapshots
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class ElasticLoop:
             return True
         transition = Transition(self.membership)
         if self.membership.waiting:
+            let_in(self.membership, passport(settings_of(self.loop)))
             self._settle(self.membership.enter(), transition)
         else:
             transition.begin("join")
@@ -119,6 +122,8 @@ class ElasticLoop:
     def _begin(self, comm: Comm, transition: Transition, formed: bool) -> None:
         loop, snapshots = self.loop, self.snapshots
         point = transition.agree(comm, snapshots)
+        if point is None and self.membership.begun:
+            raise TooFew("all workers are lost that knew where the run was: start it again, and resume()")
         spent = Spent.of(loop.step) if snapshots.labels else None
         if not formed:
             loop.form(comm, equal=point is None)

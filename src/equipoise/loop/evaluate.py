@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..core.device import on_host, widest
 from ..core.random import rng_state, set_rng_state
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss, called, divided, moved, right_answers
@@ -89,11 +90,12 @@ def _mean(step: Step) -> torch.Tensor:
     x = step.flat.gather()
     if step.comm.size == 1:
         return x.clone()
-    shares = step.sync.mean_shares()
+    shares, exact = step.sync.mean_shares(), widest(x.device) == torch.float64
     mean = torch.empty_like(x)
     for start in range(0, len(x), _BLOCK):
         part = slice(start, start + _BLOCK)
-        mean[part] = mean_of(step.context, x[part].to(torch.float64, copy=True), shares)
+        wide = x[part].to(torch.float64, copy=True) if exact else on_host(x[part])
+        mean[part] = mean_of(step.context, wide, shares).to(mean.dtype)
     return mean
 
 
@@ -177,7 +179,7 @@ def consensus(step: Step) -> float:
     with step.comm.uncounted():
         x = step.flat.gather()
         apart = _mean(step).sub_(x)
-        square = torch.linalg.vector_norm(apart, dtype=torch.float64).pow(2).reshape(1)
+        square = on_host(torch.linalg.vector_norm(apart, dtype=widest(x.device))).pow(2).reshape(1)
         return float(step.comm.gather(square).mean().sqrt())
 
 

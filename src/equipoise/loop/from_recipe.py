@@ -13,23 +13,23 @@ from torch import nn
 from ..comm.membership import Elasticity
 from ..config import registry
 from ..config.build import objects, takes_topology
+from ..core.device import chosen_device
 from ..core.errors import UserError
 from ..core.extras import require
-from ..core.random import seed_torch
+from ..core.random import rng_state, seed_torch, set_rng_state
 from ..core.torchrun import rank
 from ..core.user_function import imported, is_function
 from ..data.base import LoadedData
 from ..data.source import Source
+from ..observe.tracker import chosen_trackers
 from ..simulate.cluster import Cluster
 from ..simulate.units import duration
-from .job import Job, Length
+from .job import Job, Length, chosen_dtype
 from .lr_schedule import LRSchedule
 from .until import Until
 
 if TYPE_CHECKING:
     from ..config.recipe import Recipe
-
-_DTYPES = {"none": None, "bfloat16": torch.bfloat16}
 
 
 def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
@@ -47,6 +47,7 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
     cluster = Cluster.load(plain["cluster"]) if plain["cluster"] is not None else None
     if plain["tensorboard"]:
         require("tensorboard", "tensorboard", "--tensorboard")
+    trackers = chosen_trackers(plain["track"]) + chosen_trackers("tensorboard" if plain["tensorboard"] else None)
     optimizer, scheduler = optimizer_of(plain), scheduler_of(plain)
     loaded = methods["data"].load()
     job = Job(
@@ -62,8 +63,10 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         **{axis: methods[axis] for axis in ("partition", "order", "batch", "period", "sync", "wire")},
         **{name: plain[name] for name in ("buffers", "seed", "drop_last", "micro", "clip", "sam", "nonfinite")},
         slow=factors(plain["slow"]) if plain["slow"] is not None else None,
-        **{name: plain[name] for name in ("checkpoint_every", "keep", "evaluate_every", "log_every", "tensorboard")},
-        autocast=_DTYPES[plain["autocast"]],
+        **{name: plain[name] for name in ("checkpoint_every", "keep", "evaluate_every", "log_every")},
+        trackers=trackers,
+        autocast=chosen_dtype(plain["autocast"]),
+        device=chosen_device(plain["device"]),
         folder=Path(plain["out"]) if plain["out"] is not None else None,
         fingerprint=recipe.flat(),
         described=cluster is not None,
@@ -86,10 +89,13 @@ def seeded(model: Any, loaded: LoadedData, seed: int) -> typing.Callable[[], nn.
     """A factory that gives the same model on every worker and leaves the worker's own random stream alone."""
 
     def make() -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        kept = rng_state()
+        try:
             seed_torch(seed)
             built: nn.Module = model.build(loaded)
             return built
+        finally:
+            set_rng_state(kept)
 
     return make
 

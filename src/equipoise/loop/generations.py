@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..checkpoint.store import available
 from ..comm.base import Comm
 from ..comm.current import set_current
 from ..comm.membership import Membership
 from ..core.errors import PeerLost, TooFew
 from .agreement import Agreement, MembersChange
+from .drift import let_in, passport
 from .handover import Spent, Transition
-from .job import Job
+from .job import Job, settings_of
 from .snapshot import Snapshots
 from .worker import Worker
 
@@ -35,6 +38,8 @@ class _Generations:
     def run(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         membership = self.membership
         transition = Transition(membership)
+        if membership.waiting:
+            let_in(membership, passport(settings_of(self.job)))
         comm = membership.enter() if membership.waiting else membership.comm
         while True:
             set_current(comm)
@@ -54,6 +59,8 @@ class _Generations:
         """This worker, where the generation begins."""
         before, job, snapshots = self.worker, self.job, self.snapshots
         point = transition.agree(comm, snapshots)
+        if point is None and self.membership.begun:
+            job.resume = self._last_checkpoint(comm)
         spent = Spent.of(before.stepper) if before is not None else None
         worker = Worker(job, comm, before=before, begins=point is None)
         if point is not None:
@@ -64,6 +71,15 @@ class _Generations:
         worker.agreement.begin(worker.parts())
         self.worker = worker
         return worker
+
+    def _last_checkpoint(self, comm: Comm) -> Path:
+        """Where to go on when all workers are lost that knew where the run was."""
+        folder = self.job.folder
+        names = [path.name for path in available(folder)] if folder is not None and comm.rank == 0 else []
+        names = list(comm.gather_objects(names)[0])
+        if not names or folder is None:
+            raise TooFew("all workers are lost that knew where the run was, and there is no checkpoint: start it again")
+        return folder / "checkpoints" / str(names[-1])
 
     def _too_few(self, worker: Worker) -> TooFew:
         """Keep the last agreed round, and end."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from ..core.device import numbers
 from ..data.training_loss import moved
 from .sharpness import sharpness_aware
 from .speeds import Work
@@ -17,23 +18,35 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 
-def backward(worker: Worker, indices: np.ndarray) -> float:
+class Measured(NamedTuple):
+    """What the host knows of a gradient. It is read in one go: a device is waited for once."""
+
+    loss: float  # of the batch, a mean
+    total: float | None = None  # the sum of the gradient, where its finiteness decides
+    overflowed: bool = False  # in float16, on any worker: the batch counts for nothing
+
+
+def backward(worker: Worker, indices: np.ndarray) -> Measured:
     """The gradient that the optimizer shall have for `indices`; their mean loss."""
     work = Work()
-    loss = gradient(worker, indices)
-    if worker.job.sam is not None and math.isfinite(loss):
+    measured = gradient(worker, indices)
+    if worker.job.sam is not None and math.isfinite(measured.loss):
+        loss = measured.loss
         sharpness_aware(worker.model, worker.job.sam, lambda: gradient(worker, indices))
+        measured = Measured(loss)
     if not worker.comm.virtual:
         work.slow_down(worker.slow)
-    return loss
+    return measured
 
 
-def gradient(worker: Worker, indices: np.ndarray) -> float:
+def gradient(worker: Worker, indices: np.ndarray) -> Measured:
     """The gradient of the mean loss over `indices`, in micro-batches where the batch is larger than `micro`."""
     worker.flat.zero_gradient(worker.stepper.needs_flat)
     if len(indices) == 0:
-        return math.nan
-    total = 0.0
+        overflowed = worker.scale is not None and any(numbers(worker.scale.unscale(worker.flat.x)))
+        return Measured(math.nan, overflowed=overflowed)
+    losses: list[torch.Tensor] = []
+    weights: list[float] = []
     size, watched = worker.job.micro or len(indices), worker.order.watches
     if watched:
         worker.order.watcher.forget()  # a first pass that SAM repeats elsewhere
@@ -43,16 +56,24 @@ def gradient(worker: Worker, indices: np.ndarray) -> float:
         weight = len(part) / len(indices)
         with worker.order.watcher.watching(worker.model, len(part)) if watched else contextlib.nullcontext():
             loss = loss_of(worker, part)
-            torch.autograd.backward(loss if weight == 1.0 else loss * weight)
-        total += loss.item() * weight
-    return total
+            scaled = loss if weight == 1.0 else loss * weight
+            torch.autograd.backward(scaled if worker.scale is None else worker.scale.scaled(scaled))
+        losses.append(loss.detach())
+        weights.append(weight)
+    flag = [worker.scale.unscale(worker.flat.x)] if worker.scale is not None else []
+    watches = worker.device.type != "cpu" and worker.stepper.needs_flat and worker.stepper.guard.watches_gradient
+    read = numbers(*losses, *flag, *([worker.flat.gradient().sum()] if watches else []))
+    total = 0.0
+    for value, weight in zip(read, weights, strict=False):
+        total += value * weight
+    return Measured(total, read[-1] if watches else None, bool(flag) and read[len(losses)] != 0.0)
 
 
 def loss_of(worker: Worker, indices: np.ndarray) -> torch.Tensor:
     job, batch = worker.job, worker.job.train.batch(indices)
-    if job.device.type != "cpu":
-        batch = moved(batch, job.device)
+    if worker.device.type != "cpu":
+        batch = moved(batch, worker.device)
     if job.autocast is None:
         return job.training_loss(worker.model, batch)
-    with torch.autocast(job.device.type, dtype=job.autocast):
+    with torch.autocast(worker.device.type, dtype=job.autocast):
         return job.training_loss(worker.model, batch)

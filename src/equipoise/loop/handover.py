@@ -14,8 +14,10 @@ import torch
 
 from ..comm.base import Comm
 from ..comm.membership import Lost, Membership
+from ..core.copied import copied
 from ..core.random import seed_worker
 from ..core.vector import digest
+from .data_position import converted
 from .snapshot import Done, Label, Parts, Snapshots, load_common, load_own
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def _transfer(comm: Comm, source: int, receivers: list[int], state: dict[str, An
     message = torch.empty(0, dtype=torch.uint8)
     if comm.rank == source:
         buffer = io.BytesIO()
-        torch.save(_with_tensors(state), buffer)
+        torch.save(_with_tensors(copied(state, None, "cpu")), buffer)
         message = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
     length = comm.gather_objects(len(message))[source]
     if comm.rank == source:
@@ -168,7 +170,7 @@ def _transfer(comm: Comm, source: int, receivers: list[int], state: dict[str, An
         message = torch.empty(length, dtype=torch.uint8)
         comm.exchange({}, {source: message}).wait()
         received: dict[str, Any] = torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=False)
-        return received | {"position": _converted(received["position"], torch.Tensor, torch.Tensor.numpy)}
+        return _with_rows(received, torch.Tensor, torch.Tensor.numpy)
     return {}
 
 
@@ -178,16 +180,13 @@ def _with_tensors(state: dict[str, Any]) -> dict[str, Any]:
     def tensor(row: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(row))
 
-    return state | {"position": _converted(state["position"], np.ndarray, tensor)}
+    return _with_rows(state, np.ndarray, tensor)
 
 
-def _converted(position: dict[str, Any] | None, kind: type, convert: Callable[[Any], Any]) -> dict[str, Any] | None:
-    """What is left of an epoch, with each of its lists of arrays converted."""
-    if position is None:
-        return None
-    lists = {key: value for key, value in position.items() if isinstance(value, list)}
-    rows = {key: [convert(row) if isinstance(row, kind) else row for row in value] for key, value in lists.items()}
-    return position | rows
+def _with_rows(state: dict[str, Any], kind: type, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """The state with what is left of the epoch converted, where the loop has a position."""
+    position = state["position"]
+    return state if position is None else state | {"position": converted(position, kind, convert)}
 
 
 def _make_models_fit(parts: Parts, holders: list[int]) -> None:

@@ -17,10 +17,11 @@ from ..comm.membership import Elasticity
 from ..comm.virtual_membership import Change
 from ..config.defaults import chosen_sync, default
 from ..config.fit import check_elastic, check_fit, check_settings, warn_of_one_epoch
-from ..core.errors import UserError
+from ..core.errors import UserError, did_you_mean
 from ..core.stop import Stop
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
+from ..observe.tracker import Tracker
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -44,6 +45,16 @@ class Length:
                 raise UserError(f"{name} = {value}: must be above zero")
         if not any(value is not None for value in vars(self).values()):
             raise UserError("say when the run ends: epochs, steps, samples or a budget in seconds")
+
+
+_DTYPES = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def chosen_dtype(name: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype of `autocast` by its name."""
+    if name is not None and name not in (*_DTYPES, *_DTYPES.values()):
+        raise UserError(f"autocast = {str(name)!r}: {did_you_mean(str(name), list(_DTYPES))}")
+    return _DTYPES[name] if isinstance(name, str) else name
 
 
 @dataclass
@@ -76,6 +87,8 @@ class Job:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     folder: Path | None = None
     resume: Path | None = None  # a checkpoint folder
+    resume_from: int | None = None  # the step that was asked for; None: the newest one
+    without_missing: bool = False  # may a resume leave out workers whose files are on a host that is gone?
     checkpoint_every: int | None = None  # steps; None: at the end of each epoch
     keep: int = 2
     evaluate_every: float = 1.0  # epochs
@@ -85,7 +98,7 @@ class Job:
     division_seconds: float = 0.0  # what the last one took
     described: bool = False  # is simulated time that of a described cluster?
     quiet: bool = True
-    tensorboard: bool = False
+    trackers: list[Tracker] = field(default_factory=list)
     stop: Stop = field(default_factory=Stop)
     leave: Stop = field(default_factory=Stop)  # of this worker alone, where the others may go on
     elastic: Elasticity | None = None  # may workers come and go?
@@ -100,6 +113,8 @@ class Job:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"{name} = {value}: must be above zero")
+        if self.sam is not None and self.autocast == torch.float16:
+            raise UserError("sam takes two gradients a step, and a loss scale serves one: pass autocast='bfloat16'")
         self.check_fit()
 
     def check_fit(self, workers: int | None = None) -> None:
@@ -133,3 +148,26 @@ class Job:
         if not fits or min(self.slow) < 1.0:
             raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {comm.size} workers")
         return self.slow[comm.worker] if comm.worker < len(self.slow) else 1.0
+
+
+# What may differ from worker to worker: hosts have folders and memory of their own.
+_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", "data.dir", "data.path", "data.test_path")
+_DECIDED = (
+    "until",
+    "nonfinite",
+    "checkpoint_every",
+    "keep",
+    "evaluate_every",
+    "log_every",
+    "sam",
+    "slow",
+    "perplexity",
+)
+
+
+def settings_of(job: Job) -> dict[str, Any]:
+    """The settings of a job that must be the same on all of its workers."""
+    settings = {name: value for name, value in job.fingerprint.items() if name not in _OF_A_HOST}
+    decided = {name: str(getattr(job, name)) for name in _DECIDED}
+    lengths = {name: value for name, value in vars(job.length).items() if name not in settings}
+    return {**settings, **lengths, **decided, "saves": job.folder is not None}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..checkpoint.store import available
+from ..checkpoint.store import settled
 from ..comm.ledger import gather_cost
 from ..core.errors import NonFinite
 from ..core.finite import first_not_finite, is_finite
@@ -70,14 +70,17 @@ class Guard:
         self.keep_buffers()
 
     # -- the step ------------------------------------------------------------------------------------------------------
-    def accepts(self, loss: float | None, g: torch.Tensor | None, examples: Sequence[int]) -> bool:
-        """False where this step must not count: its gradient is zeroed and has no weight, on all workers alike."""
+    def accepts(self, loss: float | None, g: torch.Tensor | None, examples: Sequence[int], total: float | None) -> bool:
+        """False where this step must not count: its gradient is zeroed and has no weight, on all workers alike.
+
+        total: the sum of the gradient, if it was read with the loss.
+        """
         self.examples = examples
         if loss is not None and not math.isfinite(loss):
             found = Fault("loss", f"the loss is {loss}")
             if not is_finite(self.step.flat.gather()):
                 found = Fault("parameters", f"{found.words}, and parameters are not finite")
-        elif self.watches_gradient and g is not None and not is_finite(g):
+        elif self.watches_gradient and g is not None and not (is_finite(g) if total is None else _sums_to(total, g)):
             found = Fault("gradient", f"{KINDS['gradient']} not finite")
         else:
             return True
@@ -147,19 +150,19 @@ class Guard:
         """The first thing that is not finite, of what a round sends or of `everything` that a checkpoint keeps."""
         step = self.step
         # The wire first: where it is lost, more is lost than a worker's own.
-        if step.compressed and (path := first_not_finite(step.wire.channel_states)) is not None:
-            return Fault("wire", f"{KINDS['wire']} not finite ({path})")
-        if (everything or not self.one_model) and not is_finite(step.flat.gather()):
-            return Fault("parameters", f"{KINDS['parameters']} not finite")
+        parts: dict[str, Any] = {"wire": step.wire.channel_states} if step.compressed else {}
+        if everything or not self.one_model:
+            parts["parameters"] = step.flat.gather()
         whole = everything or step.compressed  # a code depends on what it is taken from too
-        parts: dict[str, Any] = {"state": step.sync_state() if whole else step.sync.sent_with_model()}
+        parts["state"] = step.sync_state() if whole else step.sync.sent_with_model()
         if everything:
             parts["buffers"] = {n: b for n, b in step.model.named_buffers() if n not in self._infinite}
             parts["optimizer"] = step.optimizer.state_dict()["state"]
-        for kind, tree in parts.items():
-            if (path := first_not_finite(tree)) is not None:
-                return Fault(kind, f"{KINDS[kind]} not finite ({path})")
-        return None
+        found = first_not_finite(parts)
+        if found is None:
+            return None
+        kind, _, path = found.partition(".")
+        return Fault(kind, f"{KINDS[kind]} not finite{f' ({path})' if path else ''}")
 
     @property
     def _step(self) -> int:
@@ -177,7 +180,7 @@ class Guard:
             text += "; no worker is left whose numbers are finite"
         else:
             text += f", or pass nonfinite='{policy}' (--nonfinite {policy})"
-        checkpoints = available(self.folder) if self.folder is not None else []
+        checkpoints = settled(self.folder) if self.folder is not None else []
         if checkpoints:
             text += f"; the last good checkpoint is {checkpoints[-1]}"
         return NonFinite(text, rank, step)
@@ -201,6 +204,11 @@ class Guard:
     def _restore_buffers(self) -> None:
         for buffer, before in zip(self.step.model.buffers(), self._kept, strict=True):
             buffer.copy_(before)
+
+
+def _sums_to(total: float, vector: torch.Tensor) -> bool:
+    """Is a vector finite whose sum is known? Of huge numbers it may overflow."""
+    return math.isfinite(total) or bool(vector.isfinite().all())
 
 
 def _bounded(buffer: torch.Tensor) -> bool:

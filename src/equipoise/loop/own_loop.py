@@ -7,12 +7,43 @@ from typing import TYPE_CHECKING, Any
 
 from ..comm.membership import Membership
 from ..config.fingerprint import flattened, tables_of
-from ..config.fit import check_elastic
+from ..config.fit import check_elastic, check_fit, check_settings
 from ..core.context import WorkerInfo, describe
 from ..core.errors import UserError
+from ..observe.observer import class_counts
+from .drift import Place
+from .sampler import refuse_unknown_sampler
+from .wrappers import refuse_wrapped, refuse_wrapped_optimizer
 
 if TYPE_CHECKING:
     from .attach import attach
+
+
+def check_choices(together: attach) -> None:
+    """Refuse arguments that fit neither each other nor the model and the optimizer."""
+    check_settings(buffers=together.buffer_policy, nonfinite=together.nonfinite, seed=together.seed)
+    if together.buffer_policy == "recompute":
+        raise UserError("buffers = 'recompute': local or average; recompute them in your own evaluation")
+    sampler, sync, final = together.sampler, together.sync_choice, together.final
+    order, batch = (None, None) if sampler is None else (sampler.order_choice, sampler.batch_choice)
+    check_fit(period=together.period_choice, sync=sync, order=order, batch=batch)
+    for name in ("accumulate", "log_every", "keep"):
+        if getattr(together, name) < 1:
+            raise UserError(f"{name} = {getattr(together, name)}: at least 1 is needed")
+    if final not in (None, "mean", "centre"):
+        raise UserError(f"final = {final!r}: mean or centre, or leave it out to keep each worker's own model")
+    if final == "centre" and not sync.centre_state:
+        raise UserError(f"{type(sync).__name__} has no centre: pass final='mean'")
+    if together.timeout is not None and not together.timeout > 0:
+        raise UserError(f"timeout = {together.timeout}: must be above zero")
+    refuse_wrapped(together.model)
+    refuse_wrapped_optimizer(together.optimizer)
+    trainable = {id(p) for p in together.model.parameters() if p.requires_grad}
+    held = {id(p) for group in together.optimizer.param_groups for p in group["params"]}
+    if not trainable <= held:
+        raise UserError(
+            "the optimizer does not hold all trainable parameters of the model: build it from model.parameters()"
+        )
 
 
 def worker_of(together: attach) -> WorkerInfo:
@@ -27,6 +58,13 @@ def worker_of(together: attach) -> WorkerInfo:
                 f"deterministic is {told[0][1]} on worker 0 and {deterministic} on worker {rank}: pass the same"
             )
     return dataclasses.replace(known, seed=together.seed, shares=tuple(share for share, _ in told))
+
+
+def classes_of(together: attach) -> list[int] | None:
+    """The number of this worker's examples of each class, where that is known."""
+    if together.sampler is None:
+        return None
+    return class_counts(together.sampler.source.view().labels, together.sampler.position.own_block)
 
 
 def fingerprint_of(together: attach) -> dict[str, Any]:
@@ -44,6 +82,19 @@ def fingerprint_of(together: attach) -> dict[str, Any]:
     return flattened(tables_of(methods) | settings)
 
 
+def settings_of(together: attach) -> dict[str, Any]:
+    """The settings of this loop that must be the same on all of its workers."""
+    settings = {name: getattr(together, name) for name in ("accumulate", "nonfinite", "final", "keep", "log_every")}
+    given = {"log": together.log is not None, "scaler": together.scaler is not None}
+    return {**fingerprint_of(together), **settings, **given}
+
+
+def place_of(together: attach) -> Place | None:
+    """Where the steps of this loop are in the data."""
+    sampler = together.sampler
+    return None if sampler is None else Place(sampler.position, sampler.taken_by_steps())
+
+
 def check_elastic_loop(together: attach, membership: Membership) -> None:
     """Refuse choices with which workers cannot come and go."""
     if together.scaler is not None:
@@ -58,3 +109,14 @@ def check_elastic_loop(together: attach, membership: Membership) -> None:
         batch=None if sampler is None else sampler.batch_choice,
         partition=None if sampler is None else sampler.partition,
     )
+
+
+def check_first_step(together: attach, scaler: Any) -> None:
+    """Refuse a loop that does not tell all that it does. scaler: the GradScaler that takes this step, if one does."""
+    if together.comm.size > 1 and scaler not in (None, together.scaler):
+        raise UserError(
+            "a GradScaler takes the steps of this loop, and at an overflow one worker would skip a step that the "
+            "others take: pass scaler=scaler to eq.attach"
+        )
+    if together.sampler is None:
+        refuse_unknown_sampler(together.comm)

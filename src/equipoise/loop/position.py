@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from ..batch.base import Batch
 from ..core.context import Context
 from ..core.errors import CheckpointError, UserError
+from ..core.marks import mark_sequence
 from ..order.base import Order
 from .data_position import DataPosition
 from .segment import ConstantBatchSegment, steps_of, uneven
@@ -67,13 +69,18 @@ class Position(DataPosition):
         self.positions: np.ndarray | None = (
             None  # in this worker's block; None while remaining examples of a resume are visited
         )
+        self._next: np.ndarray | None = None  # what the next rank visits in this epoch, if this worker can tell
+        self._marked: np.ndarray | None = None  # the sequence of which `_marks` are
+        self._marks = 0, 0
         self._replay: list[Taken] = []  # batches to take as they were drawn before a checkpoint
+        self._epoch: int | None = 0  # whose order the sequence has; None: it is not known any more
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
         self.positions = self.order.epoch(epoch)
         assert len(self.positions) == len(self.block)
         self.sequence = self.block[self.positions]
+        self._next, self._epoch = None, epoch
         if self.shared:
             self.sequences = self._all_sequences([len(b) for b in self.blocks])
         self._set_progress([len(b) for b in self.blocks], [0] * len(self.blocks))
@@ -114,6 +121,25 @@ class Position(DataPosition):
         return self.before + self.total
 
     def confirm(self, at: Taken | None = None) -> None: ...
+
+    def order_marks(self) -> tuple[int, int]:
+        if len(self.blocks) == 1 or self.counted != slice(None):  # without lockstep each is in an epoch of its own
+            return 0, 0
+        if self._marked is not self.sequence:
+            following = self._sequence_of_next()
+            self._marked = self.sequence
+            self._marks = mark_sequence(self.sequence), 0 if following is None else mark_sequence(following)
+        return self._marks
+
+    def _sequence_of_next(self) -> np.ndarray | None:
+        """What the next rank visits, from its block and the order, without asking it."""
+        if self._next is not None or self.positions is None or not self.order.pure or self._epoch is None:
+            return self._next
+        context, rank = self.context, (self.context.rank + 1) % len(self.blocks)
+        block = self.blocks[rank]
+        worker = dataclasses.replace(context.worker, rank=rank, examples=len(block))
+        following: np.ndarray = block[self.order.bind(dataclasses.replace(context, worker=worker)).epoch(self._epoch)]
+        return following
 
     def counts(self, samples: int) -> dict[str, dict[str, int]]:
         return {}
@@ -179,9 +205,10 @@ class Position(DataPosition):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "sequence": self.sequence.tolist(),
+            # Arrays that no step changes in place; as lists they would take milliseconds.
+            "sequence": torch.from_numpy(self.sequence),
             "learned": self.positions is not None,
-            "block": self.block.tolist(),
+            "block": torch.from_numpy(self.block),
             "lengths": self.lengths.tolist(),
             "taken": self.taken.tolist(),
             "consumed": self.consumed,
@@ -190,7 +217,8 @@ class Position(DataPosition):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["block"] != self.block.tolist():
+        block = np.asarray(state["block"], dtype=np.int64)
+        if not np.array_equal(block, self.block):
             raise CheckpointError("the checkpoint's partition differs from this one: the data or its options changed")
         refuse_impossible(state, self.context.rank, len(self.blocks))
         self.sequence = np.asarray(state["sequence"], dtype=np.int64)
@@ -199,10 +227,11 @@ class Position(DataPosition):
         self._set_progress(state["lengths"], state["taken"])
         self.context.clock.consumed, self.before = state["consumed"], state["before"]
         self._replay = [Taken(**row) for row in state["replay"]]
-        self.positions = None
+        self.positions, self._next, self._epoch = None, None, None
         if state["learned"]:
-            place = {index: i for i, index in enumerate(state["block"])}
-            self.positions = np.asarray([place[index] for index in state["sequence"]], dtype=np.int64)
+            by_index = np.argsort(block)
+            self.positions = by_index[np.searchsorted(block, self.sequence, sorter=by_index)]
+            assert np.array_equal(block[self.positions], self.sequence)
 
     def rest(self, at: Taken | None = None) -> dict[str, Any]:
         at = at or self.taken_now()
@@ -226,6 +255,7 @@ class Position(DataPosition):
         parts = [remaining[rank::size] for rank in range(size)]
         self.sequence = parts[self.context.rank]
         self.sequences = parts if self.shared else []
+        self._next = parts[(self.context.rank + 1) % size]
         self._set_progress([len(part) for part in parts], [0] * size)
         self.context.clock.consumed = rest["consumed"]
         self.before = rest["before"] + sum(taken)

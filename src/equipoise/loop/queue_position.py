@@ -11,6 +11,7 @@ from ..batch.base import Batch
 from ..comm.base import Comm
 from ..core.context import Context
 from ..core.errors import CheckpointError
+from ..core.marks import mark_sequence
 from ..order.base import Order
 from .data_position import DataPosition
 
@@ -85,6 +86,8 @@ class QueuePosition(DataPosition):
         self.replay: list[WorkUnit] = []  # batches to take as they were drawn before a checkpoint
         self._listed: list[int] = []  # the batch sizes of all workers,
         self._before = self._all = 0  # the sum of those of lower rank, and of all
+        self._marked: np.ndarray | None = None  # the list of which `_mark` is
+        self._mark = 0
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
@@ -148,6 +151,14 @@ class QueuePosition(DataPosition):
         complete = self.agreed // self.examples
         if complete > before:
             self.context.emit("epoch", complete=complete, examples=self.examples)
+
+    def order_marks(self) -> tuple[int, int]:
+        if self.claims is not None:  # each worker is in an epoch of its own
+            return 0, 0
+        examples = self.lists.get(self.epoch)
+        if examples is not None and examples is not self._marked:
+            self._marked, self._mark = examples, mark_sequence(examples)
+        return (self._mark, self._mark) if examples is not None else (0, 0)
 
     def counts(self, samples: int) -> dict[str, dict[str, int]]:
         """Epochs of which every example was trained on once, and how many of the next one were."""

@@ -79,7 +79,7 @@ def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torc
         result["membership"] = worker.history
     result |= {"models": models, "reached": worker.control.reached, "stopped": stopped}
     result |= worker.position.counts(result["samples"])
-    if comm.rank == 0 and worker.job.folder is not None:
+    if worker.observer.keeps and worker.job.folder is not None:
         save_weights(model, worker.job.folder / "model.pt")
     worker.observer.finished(result)
     return result, model

@@ -32,3 +32,4 @@ def claim_folder(comm: Comm, folder: Path, *, resumed: bool) -> None:
     problem = comm.gather_objects(problem)[0]
     if problem is not None:
         raise problem
+    folder.mkdir(parents=True, exist_ok=True)  # on a host that has its own

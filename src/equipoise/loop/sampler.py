@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import nn
+from torch.utils.data import BatchSampler
 
 from ..batch.base import Batch
 from ..comm.base import Comm
@@ -29,6 +30,7 @@ from .blocks import shared_blocks, speeds_are_measured, with_speeds
 from .data_position import DataPoint, DataPosition
 from .positions import position_of, sizes_of
 from .speeds import measure_rates
+from .wrappers import refuse_second_division
 
 _last_drawn: WeakKeyDictionary[Comm, weakref.ref[Sampler]] = WeakKeyDictionary()  # whose batches a worker trains on
 
@@ -41,7 +43,7 @@ class Drawn(NamedTuple):
     largest: int  # batch of any worker
 
 
-class Sampler:
+class Sampler(BatchSampler):
     """`partition`, `order` and `batch` for a user's own `DataLoader(batch_sampler=...)`.
 
     Every worker yields the same number of batches per epoch, so that collectives in the loop match. A worker with fewer
@@ -177,6 +179,8 @@ class Sampler:
         return self.position.steps_left or self.position.steps_of_epoch()
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self.comm.size > 1:
+            refuse_second_division()
         restore, self._restore_rng = self._restore_rng, None
         if self.position.steps_left == 0:
             self._running = self.epoch + 1
@@ -245,6 +249,14 @@ class Sampler:
     def drawn(self) -> int:
         """Batches that the loader has drawn and no step has used yet."""
         return len(self._queue)
+
+    def give_back(self) -> None:
+        """What the loader has drawn and no step has used is drawn again, by a loader that begins anew."""
+        if self._queue:
+            state = self.state_dict(self.finished)
+            self._queue.clear()
+            self._unwatched.clear()
+            self.load_state_dict(state)
 
     def use(self, accumulate: int) -> tuple[int, int, np.ndarray | None]:
         """An optimizer step uses the next `accumulate` batches: examples, largest batch, places of a single one.

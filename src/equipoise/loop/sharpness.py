@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..core.device import on_host, widest
+
 
 def sharpness_aware(model: nn.Module, rho: float, gradient: Callable[[], object]) -> None:
     """SAM: replace the gradient at x by the one at the worst point nearby, to first order.
@@ -21,7 +23,8 @@ def sharpness_aware(model: nn.Module, rho: float, gradient: Callable[[], object]
     """
     parameters: list[torch.Tensor] = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.stack([n.double() for n in torch._foreach_norm(gradients)]).norm().item()
+    lengths = [n.to(widest(n.device)) for n in torch._foreach_norm(gradients)]
+    norm = on_host(torch.stack(lengths)).norm().item()
     if not 0.0 < norm < float("inf"):
         return  # nowhere to climb; a gradient that is not finite is the loop's to refuse
     with torch.no_grad():

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..core.copied import copied
+from ..core.device import on_device
+from ..core.method import Method
 from ..core.random import rng_state, set_rng_state
 
 if TYPE_CHECKING:
-    from ..core.method import Method
     from .data_position import DataPoint, DataPosition
     from .step import Step
 
-Label = tuple[int, int]  # generation, and the how-manieth meeting in it
+Label = tuple[int, int]  # generation and step; without lockstep, the round
 
 
 class Done(NamedTuple):
@@ -107,7 +109,10 @@ def load_own(parts: Parts, state: dict[str, Any], kind: str) -> None:
 
 def load(method: Method | Any, values: dict[str, Any]) -> None:
     for name, value in values.items():
-        setattr(method, name, cloned(value))
+        if isinstance(method, Method):
+            method.put(name, cloned(value))
+        else:  # a channel of a wire
+            setattr(method, name, on_device(cloned(value), method.context.flat.x.device))
 
 
 class Snapshots:
@@ -129,33 +134,6 @@ class Snapshots:
 
     def get(self, label: Label) -> dict[str, Any]:
         return dict(self._held)[label]
-
-
-def copied(value: Any, buffer: Any) -> Any:
-    """A copy of a tree of tensors and plain values, in the memory of an earlier one where it fits."""
-    sources: list[torch.Tensor] = []
-    targets: list[torch.Tensor] = []
-
-    def walk(value: Any, buffer: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            same = isinstance(buffer, torch.Tensor) and buffer.shape == value.shape and buffer.dtype == value.dtype
-            if not same or buffer.device != value.device:
-                return value.detach().clone()
-            sources.append(value.detach())
-            targets.append(buffer)
-            return buffer
-        if isinstance(value, dict):
-            before = buffer if isinstance(buffer, dict) else {}
-            return {key: walk(item, before.get(key)) for key, item in value.items()}
-        if isinstance(value, list):
-            rows = buffer if isinstance(buffer, list) and len(buffer) == len(value) else [None] * len(value)
-            return [walk(item, row) for item, row in zip(value, rows, strict=True)]
-        return value  # arrays and tuples are never changed in place
-
-    result = walk(value, buffer)
-    if targets:
-        torch._foreach_copy_(targets, sources)
-    return result
 
 
 def cloned(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from ..core.device import placed
 from ..core.errors import UserError
 from ..data.training_loss import moved
 
@@ -147,7 +148,8 @@ def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None) -> li
 
 
 def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int]:
-    model = job.model().to(job.device).train()
+    device = job.device if comm.virtual else placed(job.device, comm.worker)
+    model = job.model().to(device).train()
     optimizer = job.optimizer(model.parameters())
     given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]
     sizes = [np.max(value) for value in given if isinstance(value, (int, list))]
@@ -157,8 +159,8 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
 
     def step() -> None:
         work = Work()
-        batch = moved(job.train.batch(stream.integers(len(job.train), size=count)), job.device)
-        with torch.autocast(job.device.type, dtype=job.autocast, enabled=job.autocast is not None):
+        batch = moved(job.train.batch(stream.integers(len(job.train), size=count)), device)
+        with torch.autocast(device.type, dtype=job.autocast, enabled=job.autocast is not None):
             loss = job.training_loss(model, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)

@@ -18,6 +18,7 @@ from ..batch.base import Batch
 from ..comm.base import Comm
 from ..core.clock import Clock
 from ..core.context import Context, WorkerInfo, no_op_emit
+from ..core.random import follow_generator
 from ..core.vector import Buffers, Flat
 from ..order.base import Order
 from ..period.base import Period
@@ -62,6 +63,8 @@ class Step:
         self.model, self.optimizer, self.comm = model, optimizer, comm
         self.buffer_policy = buffers
         self.flat, self.buffers = Flat(model), Buffers(model)
+        follow_generator(self.flat.x.device)
+        comm.use_device(self.flat.x.device)
         if equal:
             make_equal(comm, model, self.flat)
         # With one worker there is nobody to talk to: every method is the plain optimizer.
@@ -118,18 +121,24 @@ class Step:
             since, until = self.comm.absences.pop(0)
             self.context.emit("away", since=since, until=until)
 
-    def before(self, loss: float | None = None, places: np.ndarray | None = None, examples: Sequence[int] = ()) -> bool:
+    def before(
+        self,
+        loss: float | None = None,
+        places: np.ndarray | None = None,
+        examples: Sequence[int] = (),
+        total: float | None = None,
+    ) -> bool:
         """The gradient is in place. Observe it, let the sync combine it; True if the optimizer may take its step.
 
         places: of this batch in the worker's block, for an order that learns. examples: their indices, for error
-            messages.
+            messages. total: the sum of the gradient, where it was read together with the loss.
         """
         clock, flat = self.clock, self.flat
         clock.loss = math.nan if loss is None else loss
         if clock.batch == 0:
             flat.zero_gradient(self.needs_flat)
         x, g = flat.gather(), flat.gradient() if self.needs_flat else None
-        if clock.batch and not self.guard.accepts(loss, g, examples):
+        if clock.batch and not self.guard.accepts(loss, g, examples, total):
             clock.batch = 0
         if clock.due and self.sync.sends_before_step():
             self.guard.before_sending()

@@ -56,5 +56,5 @@ def _load(step: Step, state: dict[str, Any]) -> None:
     groups = step.optimizer.state_dict()["param_groups"]  # its own: a schedule may have changed them
     step.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
     for name, value in state["sync"].items():
-        setattr(step.sync, name, value)
+        step.sync.put(name, value)
     step.buffers.scatter(state["buffers"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from torch import nn
 
 from ..batch.base import Batch
 from ..checkpoint.match import refuse_mismatch
-from ..checkpoint.store import choose, read_manifest
+from ..checkpoint.store import available, choose, read_manifest
 from ..checkpoint.weights import save_weights
 from ..comm.membership import DEADLINE, Elasticity
 from ..config import defaults
 from ..config.fingerprint import flattened, tables_of
+from ..core.device import chosen_device
 from ..core.progress_bar import shown
 from ..core.torchrun import rank, under_torchrun, world_size
 from ..data.source import Source
 from ..launch.start import spawn
 from ..launch.take_part import fingerprint_of_the_run, joins_a_run
+from ..observe.tracker import Tracker, chosen_trackers
 from ..order.base import Order
 from ..partition.base import Partition
 from ..period.base import Period
@@ -34,7 +37,7 @@ from ..sync.base import Sync
 from ..wire.base import Wire
 from .blocks import speeds_are_measured
 from .generations import train_worker
-from .job import Job, Length
+from .job import Job, Length, chosen_dtype
 from .run_folder import prepare_folder
 from .until import Until
 
@@ -96,7 +99,7 @@ def train(
     micro: int | None = None,
     clip: float | None = None,
     sam: float | None = None,
-    autocast: torch.dtype | None = None,
+    autocast: torch.dtype | str | None = None,
     nonfinite: str = "stop",
     drop_last: bool = False,
     slow: list[float] | None = None,
@@ -105,6 +108,7 @@ def train(
     evaluate_every: float = 1.0,
     log_every: int = 10,
     tensorboard: bool = False,
+    track: str | Tracker | Sequence[str | Tracker] | None = None,
 ) -> Run:
     """Train `model` on `data` with many workers; every axis has a default.
 
@@ -122,28 +126,25 @@ def train(
         and at what cost.
     virtual: workers inside this process, one at a time. False forks local processes. Under torchrun its processes are
         used.
-    device: where the models of the workers live.
+    device: where the models of the workers live: "cpu", "cuda", "mps", "xpu", "auto" for the first of these that is
+        there, or one with its number ("cuda:1"). Processes of one host take its devices in turn.
     elastic: "MIN:MAX" lets workers be lost and join while the run goes on, as long as there are MIN (MIN alone: at most
         `workers`). deadline: seconds after which a worker that does not answer is left out.
     out: a folder for events, checkpoints and the result; `resume=True` goes on from its newest checkpoint.
     deterministic: sum in rank order, so that processes give the bits of virtual workers.
     buffers: BatchNorm statistics at evaluation and rounds: "local", "average" or "recompute".
     micro: most examples per forward pass; larger batches are accumulated.
+    autocast: compute in "bfloat16", or in "float16" with a loss scale; parameters and messages stay as they are.
     clip: the norm to which the combined gradient is clipped. sam: radius of sharpness-aware minimisation.
     nonfinite: what happens to a NaN or infinity in one worker: "stop", and name the last good checkpoint; "skip" its
         step; or "leave-out", so that it goes on from the others' model after the round.
     slow: a slow-down factor for each worker, to emulate stragglers on equal machines.
     checkpoint_every: steps between checkpoints (every epoch if left out), of which the last `keep` stay.
+    track: show the numbers elsewhere too: "tensorboard", "wandb", "mlflow", several of them, or a `Tracker`.
 
     Returns a `Run` whose `model` carries the mean of the workers' parameters and buffers.
     """
-    if isinstance(model, nn.Module):
-        original = model
-
-        def make() -> nn.Module:
-            return copy.deepcopy(original)
-    else:
-        make = model
+    make = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     if isinstance(cluster, (str, Path)):
         cluster = Cluster.load(cluster)
     if epochs is steps is samples is budget is None:
@@ -167,7 +168,7 @@ def train(
         sync=defaults.chosen_sync(sync, period),
         wire=defaults.chosen_wire(wire),
         until=Until.parse(until) if until is not None else None,
-        device=torch.device(device),
+        device=chosen_device(device),
         seed=seed,
         folder=Path(out) if out is not None else None,
         quiet=not progress,
@@ -176,7 +177,7 @@ def train(
         micro=micro,
         clip=clip,
         sam=sam,
-        autocast=autocast,
+        autocast=chosen_dtype(autocast),
         nonfinite=nonfinite,
         drop_last=drop_last,
         slow=slow,
@@ -184,7 +185,7 @@ def train(
         keep=keep,
         evaluate_every=evaluate_every,
         log_every=log_every,
-        tensorboard=tensorboard,
+        trackers=chosen_trackers(track) + chosen_trackers("tensorboard" if tensorboard else None),
         elastic=chosen_elasticity(elastic, workers, deadline),
     )
     job.check_fit(workers)
@@ -218,7 +219,11 @@ def prepare(job: Job, resume: bool | int) -> None:
         # Under torchrun every process comes here: the first one alone may claim the folder.
         prepare_folder(job.folder, first=rank() == 0 and not joins_a_run())
         return
-    job.resume = choose(job.folder, None if resume is True else resume)
+    job.resume_from = None if resume is True else int(resume)
+    if world_size() > 1 and not available(job.folder):
+        job.resume = job.folder / "checkpoints"  # another host may have one
+        return
+    job.resume = choose(job.folder, job.resume_from)
     refuse_mismatch(read_manifest(job.resume)["fingerprint"], job.fingerprint)
 
 
@@ -237,12 +242,8 @@ def run_job(
         # The first optimizer of a process imports much of torch: once here, not in every forked worker.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
-    def work(comm: Any) -> tuple[dict[str, Any], Any]:
-        result, state = train_worker(job, comm)
-        return result, state if comm.rank == 0 or job.elastic is not None or under_torchrun() else None
-
     rows = spawn(
-        work,
+        functools.partial(_work, job),
         workers,
         virtual=virtual,
         cluster=cluster,
@@ -253,11 +254,17 @@ def run_job(
         elastic=job.elastic,
         changes=job.changes,
         announce=lambda address, store: announce(job, address, store),
+        device=job.device,
     )
     result, state = rows[0]
     model = job.model()
     model.load_state_dict(state)
     return Run(result, model, job.folder, stopped=int(result.pop("stopped")))
+
+
+def _work(job: Job, comm: Any) -> tuple[dict[str, Any], Any]:
+    result, state = train_worker(job, comm)
+    return result, state if comm.rank == 0 or job.elastic is not None or under_torchrun() else None
 
 
 def announce(job: Job, address: str, store: Any) -> None:

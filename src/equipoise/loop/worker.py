@@ -11,28 +11,34 @@ What happens around `optimizer.step()` is `loop.step.Step`, which a user's own l
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..batch.base import Batch
-from ..checkpoint.store import Store
+from ..checkpoint.parts import agree
+from ..checkpoint.places import find_places
+from ..checkpoint.store import Store, choose, completing
 from ..comm.base import Comm
 from ..core.context import describe
-from ..core.random import seed_worker
+from ..core.device import placed
+from ..core.random import follow_generator, seed_worker
 from ..observe.console import Console
 from ..observe.observer import Observer, class_counts
 from ..order.base import Order
 from .agreement import Agreement
 from .blocks import job_blocks
 from .control import Control
+from .drift import DriftCheck, Place, passport, refuse_other_recipe
 from .evaluate import EvaluationTask, evaluate, health
 from .example_gradients import example_gradients
 from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
-from .job import Job
+from .job import Job, settings_of
 from .lr_schedule import LRSchedule
+from .overflow import LossScale
 from .positions import position_of, sizes_of
 from .progress import Asynchronous, Lockstep, Progress
 from .rebalance import rebalance
@@ -48,11 +54,22 @@ class Worker:
     def __init__(self, job: Job, comm: Comm, *, before: Worker | None = None, begins: bool = True):
         """`before`: this worker in the last generation. `begins`: the run begins with this one."""
         self.job, self.comm = job, comm
+        told = passport(settings_of(job))
+        refuse_other_recipe(comm, told)
+        places, missing = find_places(comm, job.folder), list[int]()
+        if job.resume is not None and begins and job.folder is not None:
+            if places.whole:
+                job.resume = job.resume if job.resume.parent != job.folder else choose(job.folder, job.resume_from)
+            else:
+                options = {"without_missing": job.without_missing}
+                job.resume, missing = agree(comm, job.folder, job.resume_from, places, **options)
+        self.device = job.device if comm.virtual else placed(job.device, comm.worker)
         blocks = job_blocks(job, comm)
         comm.seed = job.seed
         if before is None:
+            follow_generator(self.device)
             seed_worker(job.seed, comm.rank)
-            self.model = job.model().to(job.device)
+            self.model = job.model().to(self.device)
             self.optimizer = job.optimizer(self.model.parameters())
         else:
             self.model, self.optimizer = before.model, before.optimizer
@@ -86,9 +103,12 @@ class Worker:
             job.batch,
             drop_last=job.drop_last,
             lockstep=step.lockstep,
-            shared=comm.membership is not None,
+            shared=comm.membership is not None or not places.whole,
         )
         step.follow(self.position.order, self.position.batch)
+        self.scale: LossScale | None = None
+        if job.autocast == torch.float16:
+            self.scale = LossScale(self.optimizer, comm, self.device, lockstep=step.lockstep)
         self.scheduler = None
         if job.scheduler is not None:
             self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
@@ -96,6 +116,8 @@ class Worker:
         self.slow = job.slow_down(comm)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
         self.control = Control(self)
+        told |= {"optimizer.lr": str(self.optimizer.defaults.get("lr"))}
+        self.drift = DriftCheck(step, told, lambda: Place(self.position, self.position.taken_now()))
         self.agreement: Agreement | None = None  # where workers may come and go
         self.arrival: dict[str, Any] | None = None  # how this generation began, unless it is the first
         self.history: list[dict[str, Any]] = []  # of the membership
@@ -104,12 +126,21 @@ class Worker:
             self.scheduler.follow(self)
         console = None if job.quiet else Console(self.clock, self._total_steps)
         self.observer = Observer(
-            comm, self.clock, job.folder, described=job.described, console=console, tensorboard=job.tensorboard
+            comm,
+            self.clock,
+            job.folder,
+            described=job.described,
+            console=console,
+            trackers=job.trackers,
+            choices=job.fingerprint,
         )
         step.guard.folder = job.folder
-        self.store = Store(comm, job.folder, job.keep, job.resume) if job.folder is not None else None
+        self.observer.keeps, self.places = places.leads(comm.rank), places
+        self.store = None
+        if job.folder is not None:
+            self.store = Store(comm, job.folder, job.keep, job.resume, self._saved, places)
         if job.resume is not None and begins:
-            load_worker(self, job.resume)
+            load_worker(self, job.resume, missing)
 
     @property
     def task(self) -> EvaluationTask:
@@ -117,7 +148,7 @@ class Worker:
         job = self.job
         statistics = (job.train, self.position.block) if job.buffers == "recompute" else None
         return EvaluationTask(
-            job.test if job.test is not None else job.train, job.training_loss, job.device, statistics
+            job.test if job.test is not None else job.train, job.training_loss, self.device, statistics
         )
 
     @property
@@ -133,7 +164,7 @@ class Worker:
     def run(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Train to the end; the result and the mean model."""
         self.model.train()
-        with self.observer:
+        with self.observer, completing(self.store):
             self.observer.started(
                 resumed=self.job.resume is not None,
                 examples=self.context.worker.examples,
@@ -170,11 +201,15 @@ class Worker:
         self.indices, places = self.position.take()
         step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()
-        loss = backward(self, self.indices)
+        loss, total, overflowed = backward(self, self.indices)
         step.computed(len(self.indices) * self.cost, time.perf_counter() - began)
-        if step.before(loss, places, self.indices.tolist()):
+        if overflowed:
+            self.clock.batch = 0
+        if step.before(loss, places, self.indices.tolist(), total):
             self.optimizer.step()
         step.after()
+        if self.scale is not None:
+            self.scale.update()
         if self.scheduler is not None:
             self.scheduler.step()
         return loss
@@ -184,7 +219,12 @@ class Worker:
         plain: dict[str, Any] = {"reached": self.control.reached, "history": self.history, "departed": self.departed}
         if isinstance(self.scheduler, LRSchedule):
             plain["first_batch"] = self.scheduler.first
-        return Parts(self.stepper, self.position, {"scheduler": self.scheduler}, plain)
+        return Parts(self.stepper, self.position, self.others, plain)
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """What has a state besides model, optimizer and methods."""
+        return {"scheduler": self.scheduler} | ({"scaler": self.scale} if self.scale is not None else {})
 
     def adopt(self, parts: Parts) -> None:
         """Take over the plain values of another generation, or of another worker."""
@@ -213,15 +253,20 @@ class Worker:
                 self.observer.evaluated(models, health(self.stepper))
         if self.store is None or not (due or ended or stopped):
             return False
-        self.save()
+        self.save(wait=bool(ended or stopped))
         return True
 
-    def save(self) -> None:
-        """Write a checkpoint; all workers do so together."""
+    def save(self, *, wait: bool = True) -> None:
+        """Begin a checkpoint, or write it; all workers do so together."""
         assert self.store is not None
         with self.comm.at_work():
-            path = self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
-        self.observer.emit("checkpoint", path=path.name)
+            self.store.save(state_of(self), self.progress.steps, self.clock.epoch, self.job.fingerprint)
+            if wait:
+                self.store.wait()
+
+    def _saved(self, path: Path) -> None:
+        """Worker 0, from the thread that has written a checkpoint: the loop may be further."""
+        self.observer.emit("checkpoint", path=path.name, step=int(path.name.removeprefix("step-")))
 
     def _total_steps(self) -> int | None:
         """Steps to the end as far as they are known now; None where only a budget ends the run."""

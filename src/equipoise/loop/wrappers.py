@@ -1,9 +1,11 @@
-"""Wrappers that make workers communicate on their own: a loop with one of them is not the sync that was chosen."""
+"""Wrappers of frameworks with which a loop would not be what was chosen: another sync, or a part of the data only."""
 
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +35,28 @@ def refuse_wrapped(model: nn.Module) -> None:
         )
 
 
+def refuse_wrapped_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that calls another one, and so has no steps of its own to which hooks could be put."""
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise UserError(
+            f"the optimizer is wrapped in {type(optimizer).__name__}, which has no step hooks: pass the one inside it "
+            "(optimizer.optimizer), or use equipoise.frameworks.accelerate.attach"
+        )
+
+
+def refuse_second_division() -> None:
+    """Refuse to be iterated over by Accelerate's sampler, which leaves to each worker a part of the batches it gets."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner: Any = frame.f_locals.get("self")
+        if type(owner).__name__ == "BatchSamplerShard" and owner.num_processes > 1:
+            raise UserError(
+                "accelerator.prepare(loader) divides the batches of eq.Sampler among the workers, and they are this "
+                "worker's own already: use prepare of equipoise.frameworks.accelerate, or leave the loader out"
+            )
+        frame = frame.f_back
+
+
 def _why(module: nn.Module) -> str | None:
     """What a wrapper does that a sync cannot work with."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -50,6 +74,9 @@ def _kind(module: nn.Module) -> str:
 
 def _is_held(model: nn.Module) -> bool:
     """Is there a DDP wrapper of this model?"""
+    # A large program has half a million objects and a few thousand types.
+    if not any(issubclass(kind, nn.parallel.DistributedDataParallel) for kind in set(map(type, gc.get_objects()))):
+        return False
     if not any(_holds(thing, model) for thing in gc.get_objects()):
         return False
     gc.collect()  # one that was dropped stays until it is collected
