@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := src tests bench docs examples
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench chaos dist clean
 
 demo: $(STAMP)
 	$(BIN)/equipoise demo
@@ -20,6 +20,18 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	cd bench && for file in one_worker all_reduce virtual gossip; do ../$(BIN)/python $$file.py || exit 1; done
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --write
+
+# Wheel and sdist in dist/; then the wheel alone, in an environment of its own, runs the demo.
+dist:
+	rm -rf dist build/clean
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/python -m pip install --quiet --disable-pip-version-check build
+	build/clean/bin/python -m build
+	build/clean/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
+	cd build && clean/bin/equipoise demo --quick --quiet --out demo-of-wheel
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -301,7 +301,12 @@ class Measured(NamedTuple):
     @property
     def seconds(self) -> list[float]:
         """To the target, one for each seed; none if a run did not reach it."""
-        if self.time is None or not self.runs or not all(row["reached"] for row in self.runs):
+        if (
+            self.time is None
+            or "first" not in self.time
+            or not self.runs
+            or not all(row["reached"] for row in self.runs)
+        ):
             return []
         first, per_step, warm = self.time["first"], self.time["per_step"], self.case.warm
         return [first + (row["steps"] - warm) * per_step for row in self.runs]
@@ -352,6 +357,26 @@ def table(rate: str, speeds: str, rows: dict[str, Measured | None]) -> dict[str,
     return ratios
 
 
+def rows_of(names: list[str], networks: list[tuple[str, str]], results: Results) -> dict[str, Any]:
+    """For the tables of the docs: by network and candidate the seconds of each seed, kB and seconds per step."""
+    found: dict[str, Any] = {}
+    for rate, speeds in networks:
+        rows = {name: measured(name, rate, speeds, results) for name in names}
+        found[f"{rate} {speeds}"] = {
+            name: {
+                "ours": name in OURS,
+                "seconds": [round(second, 2) for second in row.seconds],
+                "kB": round(row.time["sent_per_step"] / 1e3, 2) if row.time else None,
+                "per_step": round(row.time["per_step"], 4) if row.time else None,
+                "steps": [run["steps"] for run in row.runs],
+                "choices": choices(row.case),
+            }
+            for name, row in rows.items()
+            if row is not None and row.seconds
+        }
+    return found
+
+
 def installed(name: str) -> bool:
     return all(importlib.util.find_spec(m) is not None for word, m in NEEDS.items() if name.startswith(word))
 
@@ -388,6 +413,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the first choice of each grid only: do they run?")
     parser.add_argument("--verbose", action="store_true", help="print the errors of runs that failed")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
+    parser.add_argument("--table", metavar="FILE", help="also write what docs/make_tables.py needs")
     args = parser.parse_args()
     if args.data_dir is None or shutil.which("ip") is None:
         raise SystemExit("--data-dir DIR with CIFAR-10, and iproute2, are needed")
@@ -413,6 +439,8 @@ def main() -> None:
         ratios |= table(rate, speeds, {name: measured(name, rate, speeds, results) for name in names})
     if args.json:
         Path(args.json).write_text(json.dumps(ratios, indent=1) + "\n")
+    if args.table:
+        Path(args.table).write_text(json.dumps(rows_of(names, networks, results), indent=1) + "\n")
 
 
 if __name__ == "__main__":

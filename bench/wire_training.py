@@ -44,8 +44,8 @@ WORKERS, H = 4, 16
 SYNCS = ("DiLoCo", "all-reduce")
 TASKS = {"cifar": "CIFAR-10, ResNet-8", "text": "WikiText-2, transformer"}
 LRS = {
-    ("cifar", "DiLoCo"): (0.1,),
-    ("text", "DiLoCo"): (4e-3,),
+    ("cifar", "DiLoCo"): (0.1, 0.2),
+    ("text", "DiLoCo"): (4e-3, 8e-3),
     ("cifar", "all-reduce"): (0.05, 0.1),
     ("text", "all-reduce"): (2e-3, 4e-3),
 }
@@ -111,7 +111,6 @@ def load(task: str, args: argparse.Namespace) -> Any:
 def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
     case, args = job
     torch.set_num_threads(1)
-    torch.backends.mkldnn.enabled = False  # its set-up costs more than it saves for convolutions this small
     train, test, loaded = load(case.task, args)
     text, diloco = case.task == "text", case.sync == "DiLoCo"
     loss = language_loss if text else nn.CrossEntropyLoss()
@@ -220,17 +219,23 @@ def first(task: str, sync: str, args: argparse.Namespace) -> Case:
     return case._replace(outer_lr=outer, outer_momentum=momentum) if sync == "DiLoCo" else case
 
 
-def wires_of(sync: str) -> list[str]:
+def syncs_of(args: argparse.Namespace) -> list[str]:
+    return [sync for sync in SYNCS if args.sync in ("both", sync)]
+
+
+def wires_of(sync: str, args: argparse.Namespace) -> list[str]:
     """Gradients have no model in which their residual could stay: both kinds of top-k are the same there."""
-    return [wire for wire in WIRES if sync == "DiLoCo" or wire != "top-k, feedback"]
+    wires = [wire for wire in WIRES if sync == "DiLoCo" or wire != "top-k, feedback"]
+    return [wire for wire in wires if not args.wires or wire in (*args.wires.split(";"), "float32")]
 
 
 def tuned(tasks: list[str], results: Results) -> dict[tuple[str, str, str], Case]:
     """The choices of every task, sync and wire, from runs on one more seed."""
-    keys = [(task, sync) for task in tasks for sync in SYNCS]
+    syncs = syncs_of(results.args)
+    keys = [(task, sync) for task in tasks for sync in syncs]
     grids = {key: [first(*key, results.args)._replace(lr=lr) for lr in LRS[key]] for key in keys}
     results.need([case for cases in grids.values() for case in cases])
-    for task in tasks:
+    for task in tasks if "DiLoCo" in syncs else []:
         best = results.best(grids[task, "DiLoCo"])
         grids[task, "DiLoCo"] += [best._replace(outer_lr=a, outer_momentum=m) for a, m in OUTER]
     results.need([case for cases in grids.values() for case in cases])
@@ -242,16 +247,20 @@ def tuned(tasks: list[str], results: Results) -> dict[tuple[str, str, str], Case
         ]
         for wire, grid in TUNED.items()
         for task in tasks
+        if "DiLoCo" in syncs and wire in wires_of("DiLoCo", results.args)
     }
     results.need([case for cases in several.values() for case in cases])
     choices = {
-        (task, sync, wire): dense[task, sync]._replace(wire=wire) for task, sync in keys for wire in wires_of(sync)
+        (task, sync, wire): dense[task, sync]._replace(wire=wire)
+        for task, sync in keys
+        for wire in wires_of(sync, results.args)
     }
     choices |= {(task, "DiLoCo", wire): results.best(cases) for (task, wire), cases in several.items()}
     choices |= {
         (task, "DiLoCo", wire): choices[task, "DiLoCo", other]._replace(wire=wire)
         for wire, other in LIKE.items()
         for task in tasks
+        if {(task, "DiLoCo", wire), (task, "DiLoCo", other)} <= {*choices}
     }
     return choices
 
@@ -309,6 +318,17 @@ def table(title: str, rows: dict[str, list[dict[str, Any]]], cases: dict[str, Ca
     return ratios
 
 
+def write_table(args: argparse.Namespace, panels: dict[str, Any], choices: dict[Any, Case]) -> None:
+    """For the tables of the docs: losses and accuracies of each seed, and bytes."""
+    kept = ("loss", "test_loss", "test_accuracy", "sent", "message", "elements")
+    content = {
+        title: {wire: [{name: row.get(name) for name in kept} for row in seeds] for wire, seeds in rows.items()}
+        for title, rows in panels.items()
+    }
+    about = {", ".join(which): case._asdict() for which, case in choices.items()}
+    Path(args.table).write_text(json.dumps({"tables": content, "choices": about}, indent=1) + "\n")
+
+
 def draw(panels: dict[str, dict[str, list[dict[str, Any]]]], path: str) -> None:
     import matplotlib
 
@@ -334,22 +354,25 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--out", metavar="FILE", help="keep runs there as they end, and take those that it has")
     parser.add_argument("--task", choices=("both", *TASKS), default="both")
+    parser.add_argument("--sync", choices=("both", *SYNCS), default="both")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tuning-seed", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=1024, help="with DiLoCo")
-    parser.add_argument("--all-reduce-steps", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--text-batch", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=2048, help="with DiLoCo")
+    parser.add_argument("--all-reduce-steps", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--text-batch", type=int, default=16)
     parser.add_argument("--width", type=int, default=8, help="of the ResNet")
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--layers", type=int, default=1, help="of the transformer")
-    parser.add_argument("--tests", type=int, default=2_000, help="images of each part that are evaluated")
-    parser.add_argument("--windows", type=int, default=1_000, help="windows of text of each part that are evaluated")
+    parser.add_argument("--tests", type=int, default=4_000, help="images of each part that are evaluated")
+    parser.add_argument("--windows", type=int, default=3_000, help="windows of text of each part that are evaluated")
     parser.add_argument("--vocabulary", type=int, default=500)
+    parser.add_argument("--wires", help="some of them, separated by semicolons; float32 is always among them")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, no tuning: do they run?")
     parser.add_argument("--plot", metavar="FILE", help="draw losses against bytes")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
+    parser.add_argument("--table", metavar="FILE", help="also write what docs/make_tables.py needs")
     args = parser.parse_args()
     if args.quick:
         args.steps = args.all_reduce_steps = 32
@@ -360,8 +383,8 @@ def main() -> None:
         choices = {
             (task, sync, wire): first(task, sync, args)._replace(wire=wire)
             for task in tasks
-            for sync in SYNCS
-            for wire in wires_of(sync)
+            for sync in syncs_of(args)
+            for wire in wires_of(sync, args)
         }
     else:
         choices = tuned(tasks, results)
@@ -369,11 +392,13 @@ def main() -> None:
     results.need([case for seed in zip(*cases.values(), strict=True) for case in seed])
     panels, ratios = {}, {}
     for task in tasks:
-        for sync in SYNCS:
-            title, wires = f"{TASKS[task]}, {sync}", wires_of(sync)
+        for sync in syncs_of(args):
+            title, wires = f"{TASKS[task]}, {sync}", wires_of(sync, args)
             panels[title] = {wire: [results.get(case) for case in cases[task, sync, wire]] for wire in wires}
             ratios |= table(title, panels[title], {wire: choices[task, sync, wire] for wire in wires})
     print(f"\n{time.time() - started:.0f} s, {args.seeds} seeds")
+    if args.table:
+        write_table(args, panels, choices)
     if args.plot:
         draw(panels, args.plot)
     if args.json:

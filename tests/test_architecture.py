@@ -26,7 +26,8 @@ LAYERS = [
     {"loop"},
     {"report"},
     {"compare", "reproduce"},
-    {"cli", "testing"},
+    {"search"},
+    {"cli", "testing", "frameworks"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 

@@ -39,7 +39,7 @@ def test_demo_compares_every_choice(command: Command, tiny: Path) -> None:
     assert "written: runs/demo-1/report.html" in said.out
     assert (folder / "report.html").stat().st_size > 10_000
     last = said.out.strip().splitlines()[-1]
-    assert last.startswith("  equipoise compare --vary ")
+    assert last.startswith("  equipoise plan --cluster ")
 
 
 def test_choices_differ_from_the_baseline_by_what_they_name() -> None:

@@ -30,7 +30,7 @@ def test_a_run_leaves_recipe_events_and_result(command: Command, tmp_path: Path)
     recipe = read_toml(folder / "recipe.toml")
     assert (recipe["workers"], recipe["model"]["name"], recipe["sync"]["name"]) == (2, "logistic", "all-reduce")
     assert set(recipe["versions"]) == {"equipoise", "torch", "numpy", "python"}
-    for word in ("steps", "samples", "rounds", "messages", "bytes", "seconds", "mean model", "consensus"):
+    for word in ("steps", "examples", "rounds", "messages", "bytes", "seconds", "mean model", "consensus"):
         assert f"\n{word}" in "\n" + said.out
     assert result["params_sha256"] in said.out
     assert "runs/digits-all-reduce-1" in said.out
@@ -223,3 +223,11 @@ def test_a_dry_run_refuses_what_a_run_refuses(choice: str, reason: str, capsys: 
         refusals.append(capsys.readouterr().err)
     assert refusals[0] == refusals[1]
     assert reason in refusals[0]
+
+
+def test_several_seeds_give_a_mean_and_a_spread(command: Command, tmp_path: Path) -> None:
+    said = command("train", "--virtual", "--steps", 4, "--seeds", 2, "--out", "both", *SMALL)
+    assert said.code == 0, said.err
+    assert "digits-all-reduce" in said.out
+    assert " ± " in said.out
+    assert sorted(p.name for p in (tmp_path / "both" / "digits-all-reduce").iterdir()) == ["seed-0", "seed-1"]

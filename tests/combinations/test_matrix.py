@@ -73,6 +73,16 @@ class Memory:
             torch.save(state, self.saved[step])
         return Path(f"step-{step}")
 
+    failed = False
+
+    def tell(self, failed: bool) -> None:
+        assert not failed
+
+    def wait(self) -> None:
+        """Nothing is written in the background."""
+
+    leave = wait
+
 
 @pytest.fixture
 def resumed_in_memory(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -95,7 +105,7 @@ def resumed_in_memory(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
                 ends.append(end)
             return make(dataclasses.replace(self.job, resume=Path(f"step-{step}")), self.comm).run()
 
-    def load(worker: loop.Worker, path: Path) -> None:
+    def load(worker: loop.Worker, path: Path, _: list[int]) -> None:
         saved = memories[worker.comm.rank].saved[int(path.name.removeprefix("step-"))]
         saved.seek(0)
         put_back(worker, torch.load(saved, weights_only=True))

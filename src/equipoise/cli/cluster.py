@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.torchrun import rank
 from ..loop.from_recipe import assemble, factors
+from ..simulate.describe import describe
 from .columns import columns
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
 if TYPE_CHECKING:
     from ..loop.speeds import Rate
-    from ..simulate.cluster import Cluster, Link
+    from ..simulate.cluster import Cluster
 
 _SECONDS = 0.1  # of one timing at least: shorter ones measure who else is running
 _ATTEMPTS = 3
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("no cluster file given: write equipoise cluster show FILE")
     from ..simulate.cluster import Cluster
 
-    print(describe(Cluster.load(arguments.file)))
+    print(columns(describe(Cluster.load(arguments.file))))
     return 0
 
 
@@ -79,7 +79,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         if unsteadiness(rates) > _UNSTEADY:
             print("warning: the machines are busy with something else, which these rates contain", file=sys.stderr)
         cluster.save(out)
-        print(describe(cluster))
+        print(columns(describe(cluster)))
         print(f"{out}")
     return 0
 
@@ -124,54 +124,3 @@ def measure(recipe: Recipe) -> tuple[Cluster, list[Rate]]:
 
 def unsteadiness(rates: list[Rate]) -> float:
     return max(rate.spread for rate in rates)
-
-
-def describe(cluster: Cluster) -> str:
-    """A readable summary."""
-    from ..simulate.units import seconds
-
-    rows = [("workers", f"{cluster.size}, {len(set(cluster.rates))} different speeds")]
-    workers = [(cluster.rates[w], cluster.sites[w], cluster.disturbances(w)) for w in range(cluster.size)]
-    first = 0
-    for (rate, site, about), group in itertools.groupby(workers):
-        last = first + len(list(group)) - 1
-        parts = [f"{rate:,.6g} examples/s", *([f"site {site}"] if site else []), *describe_disturbances(about)]
-        rows.append((f"  {first}" if first == last else f"  {first} to {last}", ", ".join(parts)))
-        first = last + 1
-    if not (cluster.across and len(cluster.across) == len(set(cluster.sites)) * (len(set(cluster.sites)) + 1) // 2):
-        rows.append(("links", describe_link(cluster.link)))
-    for (one, two), link in cluster.across.items():
-        rows.append((f"  inside {one}" if one == two else f"  {one} to {two}", describe_link(link)))
-    for (a, b), link in cluster.between.items():
-        rows.append((f"  {a} to {b}", describe_link(link)))
-    if cluster.size > 1:
-        rows.append(("all-reduce of 4 MB", seconds(float(f"{cluster.mean(4_000_000):.3g}"))))
-        fastest, slowest = max(cluster.rates), min(cluster.rates)
-        if fastest > slowest:
-            idle = f"{100 * (1 - slowest / fastest):.0f} %"
-            rows.append(("straggler cost", f"with equal batches the fastest worker waits {idle} of its time"))
-    return columns(rows)
-
-
-def describe_disturbances(about: dict[str, Any]) -> list[str]:
-    """What may befall a worker, in words."""
-    from ..simulate.units import seconds
-
-    parts = [f"jitter {100 * about['jitter']:.3g} %"] if about["jitter"] else []
-    if about["failures_per_hour"]:
-        parts.append(f"{about['failures_per_hour']:.3g} failures/h, {seconds(about['repair'])} each")
-    if about["slowdowns_per_hour"]:
-        times = f"{about['slowdown_factor']:.3g} times as slow for {seconds(about['slowdown'])}"
-        parts.append(f"{about['slowdowns_per_hour']:.3g} slow-downs/h, {times}")
-    for start, end, *factor in (*about["away"], *about["slow"]):
-        what = f"{factor[0]:.3g} times as slow" if factor else "away"
-        when = f"from {seconds(start)} to {seconds(end)}" if end < float("inf") else f"from {seconds(start)} on"
-        parts.append(f"{what} {when}")
-    return parts
-
-
-def describe_link(link: Link) -> str:
-    from ..simulate.units import bits, seconds
-
-    bandwidth = bits(float(f"{link.bandwidth:.4g}")) if link.bandwidth < float("inf") else "no limit"
-    return f"{bandwidth}, {seconds(link.latency)}{', shared by all pairs' if link.shared else ''}"

@@ -54,6 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not code:
         cluster = shlex.quote(str(out / "cluster.toml"))
-        print("\nnext: compare choices for your own machines and data:")
-        print(f"  equipoise compare --vary sync=all-reduce,d-psgd,lgrawa --cluster {cluster}")
+        print("\nnext: find the best choice for a cluster, your own model and data; it ends with a recipe that runs:")
+        print(f"  equipoise plan --cluster {cluster} --until accuracy=0.9 --minutes 2")
     return code

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .columns import columns
@@ -21,6 +22,10 @@ _OPTIONAL = (
     ("matplotlib", "plot", "pictures"),
     ("pillow", "images", "CIFAR-10 images"),
     ("tensorboard", "tensorboard", "TensorBoard logs"),
+    ("wandb", "wandb", "Weights & Biases logs"),
+    ("mlflow", "mlflow", "MLflow logs"),
+    ("transformers", "hf", "Hugging Face Trainer"),
+    ("accelerate", "accelerate", "loops with Accelerate"),
 )
 
 
@@ -30,11 +35,32 @@ class Finding(NamedTuple):
     problem: str = ""  # what is wrong and how to fix it; empty if nothing is
 
 
-def configure(parser: Parser) -> None: ...
+def configure(parser: Parser) -> None:
+    from ..launch.hosts import SSH
+
+    parser.add_argument("--hosts", metavar="FILE", help="check these hosts instead: ssh, versions, clocks, connections")
+    parser.add_argument("--ssh", default=SSH, metavar="COMMAND", help=f"how to reach a host ({SSH})")
+    parser.add_argument("--python", default="python3", help="the interpreter on every host (python3)")
+    parser.add_argument("--probe", action="store_true", help="answer the questions of another host, over a pipe")
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="train there too, resume, and compare with the CPU: cuda, mps, xpu, auto, or cpu to see what is done",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    findings = examine()
+    if arguments.probe:
+        from ..launch.host_probe import serve
+
+        return serve()
+    if arguments.hosts is not None:
+        from ..launch.hosts import read_hosts
+        from .doctor_hosts import examine_hosts
+
+        findings = examine_hosts(read_hosts(Path(arguments.hosts)), arguments.ssh, arguments.python)
+    else:
+        findings = examine() if arguments.device is None else _on_device(arguments.device)
     print(columns([(finding.check, finding.status) for finding in findings]))
     problems = [finding for finding in findings if finding.problem]
     for finding in problems:
@@ -56,6 +82,15 @@ def examine() -> list[Finding]:
         Finding("cores", str(os.cpu_count())),
         *(_guarded(check) for check in checks),
     ]
+
+
+def _on_device(name: str) -> list[Finding]:
+    from ..core.device import chosen_device
+    from .device_check import check_device, describe_device
+
+    device = chosen_device(name)
+    checks = [*describe_device(device), *check_device(device)]
+    return [Finding(*check) for check in checks]
 
 
 def _required(name: str) -> Finding:

@@ -13,6 +13,7 @@ from ..loop.from_recipe import assemble
 from .columns import columns
 from .numbers import integer
 from .parser import Parser
+from .run_folders import one_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..report.figures import available
     from .resume import read
 
-    folder = Path(arguments.run)
+    folder = one_run(arguments.run)
     job, _ = assemble(read(folder))
     model, step, statistics = load(job, folder, arguments.of)
     source = job.train if arguments.on == "train" or job.test is None else job.test
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 def load(job: Job, folder: Path, of: str) -> tuple[nn.Module, int, str]:
     """The mean or centre model of the newest checkpoint, its step, and where its BatchNorm statistics come from."""
     import numpy as np
+    import torch
 
     from ..checkpoint.reshard import mean
     from ..checkpoint.store import choose, read_manifest, read_worker
@@ -111,6 +113,6 @@ def load(job: Job, folder: Path, of: str) -> tuple[nn.Module, int, str]:
         flat.scatter()
     statistics = "none" if not len(Buffers(model)) else "mean over workers"
     if len(Buffers(model)) and job.buffers == "recompute":
-        recompute_statistics(model, job.train, np.arange(len(job.train)), job.device)
+        recompute_statistics(model, job.train, np.arange(len(job.train)), torch.device("cpu"))
         statistics = "recomputed on the training data"
     return model, manifest["step"], statistics

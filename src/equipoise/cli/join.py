@@ -56,8 +56,9 @@ def take_part(recipe: Recipe, *, quiet: bool) -> int:
 
     job, how = assemble(recipe)
     assert job.folder is not None
-    if not job.folder.is_dir():
-        raise UserError(f"the folder of the run, {job.folder}, is not visible here: mount it under the same name")
+    job.folder.mkdir(parents=True, exist_ok=True)  # of this host's own, unless the hosts share one
+    if not (job.folder / "recipe.toml").exists():
+        recipe.dump(job.folder / "recipe.toml")
     job.quiet = quiet
     done = run_job(job, **how)
     print(f"the run has ended at step {done.result['steps']}: {job.folder}", flush=True)

@@ -16,8 +16,9 @@ _NUMBER = re.compile(r"-(\d|\.\d)")
 
 def closest(word: str, known: Sequence[str]) -> str:
     """A suggestion for a misspelt word, or nothing."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+    plain = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), plain, n=1, cutoff=0.6)
+    return f"did you mean {plain[near[0]]!r}? " if near else ""
 
 
 class Parser(argparse.ArgumentParser):

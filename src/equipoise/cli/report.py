@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from .parser import Parser
+from .run_folders import every_run
 
 FORMATS = ("html", "md", "csv", "json")
 
@@ -20,7 +21,7 @@ _EXAMPLES = """examples:
 def configure(parser: Parser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folder of a run; the curves of several runs share their plots"
+        "runs", nargs="+", metavar="RUN", help="folder of a run or a comparison; several runs share their plots"
     )
     parser.add_argument(
         "--format",
@@ -39,7 +40,17 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.format not in FORMATS:
         raise UserError(f"--format {arguments.format}: takes {', '.join(FORMATS)}")
-    folders = [Path(folder) for folder in arguments.runs]
+    if len(arguments.runs) == 1 and arguments.format == "html":
+        from ..compare.page import read_comparison, write_comparison_page
+
+        folder = Path(arguments.runs[0])
+        comparison = read_comparison(folder)
+        if comparison is not None and comparison[-1]:
+            page = Path(arguments.out) if arguments.out is not None else None
+            for path in write_comparison_page(folder, *comparison, title=arguments.title, path=page):
+                print(f"written: {path}")
+            return 0
+    folders = every_run(arguments.runs)
     out = Path(arguments.out) if arguments.out is not None else None
     if arguments.format == "html":
         from ..report.page import write_page

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from pathlib import Path
 from typing import Any
 
 from ..config.literal import literal
 from ..config.recipe import Recipe
 from ..config.settings import LENGTHS
-from ..core.errors import CheckpointError, UserError
+from ..core.errors import UserError
 from ..core.torchrun import rank
+from ..observe.result_file import read_result
 from .flags import add_recipe_flags, table_of
 from .parser import Parser
+from .run_folders import one_run
 
 _DESCRIPTION = """Every flag of `equipoise train` is accepted, but only what does not change the method may differ from
 the run: its length, the number and kind of workers, and how often it logs, evaluates and saves checkpoints. A length
@@ -31,6 +33,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--from", dest="step", metavar="STEP", help="start from the checkpoint of this step (default: the newest)"
     )
+    parser.add_argument(
+        "--without-missing",
+        action="store_true",
+        help="go on where the checkpoint files of a host are lost: without its workers' models, with all examples",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_recipe_flags(parser)
 
@@ -38,38 +45,36 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..checkpoint.match import refuse_mismatch
 
-    folder = Path(arguments.run)
+    folder = one_run(arguments.run)
     stored = read(folder)
     flags = table_of(arguments)
     base = stored.without(*LENGTHS) if set(flags) & set(LENGTHS) else stored
-    recipe = base.merged(flags, "flags").merged({"out": arguments.run})
+    recipe = base.merged(flags, "flags").merged({"out": str(folder)})
     step = _step(arguments.step)
     refuse_mismatch(stored.flat(), recipe.flat())
-    result = read_result(folder)
+    try:
+        result = read_result(folder)
+    except (OSError, ValueError):  # there is none, or it was changed: the checkpoint tells where the run is
+        result = None
     if step is None and result is not None and finished(result, recipe.plain()):
         if rank() == 0:
             print(
-                f"{folder} is finished at step {result['steps']}: to continue, give a greater length, such as --epochs"
+                f"{folder} is finished: it has {result['epochs']:.4g} epochs, {result['steps']} steps; to "
+                f"continue, give a greater length, such as --epochs {math.ceil(2 * result['epochs'])}"
             )
         return 0
     from .resume_run import resume
 
-    return resume(recipe, folder, step, quiet=arguments.quiet)
+    return resume(recipe, folder, step, quiet=arguments.quiet, without_missing=arguments.without_missing)
 
 
 def read(folder: Path) -> Recipe:
     """The recipe of the run."""
     if not (folder / "recipe.toml").is_file():
-        raise CheckpointError(f"{folder} is not the folder of a run: it has no recipe.toml")
+        raise UserError(
+            f"{folder} is not the folder of a run: it has no recipe.toml (on a new host, copy that of another one)"
+        )
     return Recipe.load(folder / "recipe.toml")
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return result
 
 
 def finished(result: dict[str, Any], plain: dict[str, Any]) -> bool:

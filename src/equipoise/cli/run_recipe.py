@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
-from ..core.torchrun import rank, under_torchrun, world_size
+from ..core.torchrun import first_on_host, rank, under_torchrun, world_size
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
 from ..loop.train import Run, prepare, run_job
@@ -32,7 +32,7 @@ def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
     with traced(job):
         recipe = recipe.merged({"out": str(folder)})
         job.recipe = recipe.table()
-        if rank() == 0:
+        if first_on_host():
             recipe.dump(folder / "recipe.toml")
         return run_job(job, **how)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     """Names and values of the summary."""
     counts = [
         ("steps", f"{result['steps']:,}"),
-        ("samples", f"{result['samples']:,} ({result['epochs']:.4g} epochs)"),
+        ("examples", f"{result['samples']:,} ({result['epochs']:.4g} epochs)"),
         ("rounds", f"{result['rounds']:,}"),
         ("messages", f"{result['messages']:,}"),
         ("bytes", f"{result['bytes']:,}"),
@@ -31,6 +32,7 @@ def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ("consensus", f"{result['consensus']:.3g}"),
         ("params_sha256", result["params_sha256"]),
         ("weights", str(folder / "model.pt")),
+        ("curves", f"equipoise report {shlex.quote(str(folder))}"),
         ("folder", str(folder)),
     ]
 
@@ -47,5 +49,5 @@ def summary(result: dict[str, Any], folder: Path) -> None:
 
     table = Table(show_header=False)
     for name, value in lines:
-        table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+        table.add_row(Text(name, style="bold"), Text(value[:16] if name == "params_sha256" else value))
     Console().print(table)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.torchrun import rank
 from .flags import add_recipe_flags, recipe_of
+from .numbers import integer
 from .parser import Parser
 
 _EXAMPLES = """examples:
@@ -26,6 +28,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and its communication cost, and stop"
     )
+    parser.add_argument("--seeds", metavar="N", help="the same run with N seeds: mean and spread, as in compare")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_recipe_flags(parser)
 
@@ -40,9 +43,25 @@ def run(arguments: argparse.Namespace) -> int:
         if rank() == 0:
             print(text)
         return 0
+    if not arguments.quiet and rank() == 0 and sys.stderr.isatty():
+        # Before torch is imported, which takes longer than people like to look at an empty screen.
+        print(f"starting: {stem(recipe).name}", file=sys.stderr, flush=True)
+    if arguments.seeds is not None:
+        return several(recipe, integer("seeds", arguments.seeds), arguments.quiet)
     from .run_recipe import fresh
 
     return fresh(recipe, stem(recipe), quiet=arguments.quiet)
+
+
+def several(recipe: Recipe, seeds: int, quiet: bool) -> int:
+    """A comparison of the recipe with nothing but its seeds."""
+    from ..compare.grid import Combination
+    from ..compare.run import compare
+    from .run_recipe import next_free
+
+    out = recipe.settings.get("out")
+    folder = Path(out) if out is not None else next_free(stem(recipe))
+    return compare([Combination(stem(recipe).name, recipe.without("out"))], folder, seeds=seeds, quiet=quiet)
 
 
 def stem(recipe: Recipe) -> Path:

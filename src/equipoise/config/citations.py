@@ -6,12 +6,12 @@ and settings that have a paper.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import CheckpointError, UserError
+from ..core.json import parse_json
 from ..core.toml import read_toml
 from .fingerprint import flattened
 from .registry import AXES
@@ -68,8 +68,8 @@ def _fingerprint_of(folder: Path) -> dict[str, Any]:
     if not manifests:
         raise UserError(f"{folder} has neither a recipe nor a checkpoint: its choices are not known")
     try:
-        choices: dict[str, Any] = json.loads(manifests[-1].read_text(encoding="utf-8"))["fingerprint"]
-    except (ValueError, KeyError) as error:
+        choices: dict[str, Any] = dict(parse_json(manifests[-1].read_text(encoding="utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{manifests[-1]} is damaged ({type(error).__name__}): remove that checkpoint") from None
     return choices
 

@@ -14,7 +14,7 @@ def literal(text: str) -> Any:
     word = text.strip()
     if word in ("true", "false"):
         return word == "true"
-    if _INTEGER.fullmatch(word):
+    if _INTEGER.fullmatch(word) and len(word) < 1000:  # Python refuses to read more digits than it thinks sane
         return int(word)
     if _FLOAT.fullmatch(word) and not re.match(r"[+-]?0[0-9]", word):
         return float(word)
@@ -32,5 +32,5 @@ def _toml(text: str) -> Any:
         import tomli as tomllib
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -9,6 +9,8 @@ import math
 from typing import Any, NamedTuple
 
 from ..core.errors import UserError, did_you_mean
+from ..core.method import refuse_endless
+from ..core.torchrun import MOST_WORKERS
 
 
 class Setting(NamedTuple):
@@ -21,6 +23,7 @@ class Setting(NamedTuple):
     least: float | None = None
     above: float | None = None
     below: float | None = None
+    most: float | None = None
 
 
 _WHO, _LENGTH, _STEP, _OPT, _OUT = (
@@ -32,7 +35,15 @@ _WHO, _LENGTH, _STEP, _OPT, _OUT = (
 )
 
 _TABLE = [
-    Setting("workers", int, None, "number of workers (default: 4, or as many as the cluster has)", _WHO, least=1),
+    Setting(
+        "workers",
+        int,
+        None,
+        "number of workers (default: 4, or as many as the cluster has)",
+        _WHO,
+        least=1,
+        most=MOST_WORKERS,
+    ),
     Setting(
         "virtual",
         bool,
@@ -46,6 +57,14 @@ _TABLE = [
         None,
         "cluster file to simulate: speeds of workers, bandwidth and latency of links",
         _WHO,
+    ),
+    Setting(
+        "device",
+        str,
+        "cpu",
+        "where models live; local workers take the devices in turn. auto: an accelerator if there is one",
+        _WHO,
+        choices=("auto", "cpu", "cuda", "mps", "xpu"),
     ),
     Setting("deterministic", bool, False, "sum in rank order: bit-equal runs", _WHO),
     Setting("timeout", float, 300.0, "seconds to wait for a silent worker", _WHO, above=0),
@@ -84,7 +103,14 @@ _TABLE = [
     Setting("seed", int, 0, "seed of everything that is drawn", _STEP, least=0),
     Setting("micro", int, None, "most examples per forward pass; larger batches are accumulated", _STEP, least=1),
     Setting("clip", float, None, "clip the gradient to this norm", _STEP, above=0),
-    Setting("autocast", str, "none", "compute in lower precision", _STEP, choices=("none", "bfloat16")),
+    Setting(
+        "autocast",
+        str,
+        "none",
+        "compute in lower precision; float16 with a loss scale",
+        _STEP,
+        choices=("none", "bfloat16", "float16"),
+    ),
     Setting(
         "nonfinite",
         str,
@@ -123,7 +149,8 @@ _TABLE = [
     Setting("keep", int, 2, "checkpoints to keep", _OUT, least=1),
     Setting("evaluate_every", float, 1.0, "epochs between evaluations; 0.25: four in each", _OUT, above=0),
     Setting("log_every", int, 10, "steps between logged ones", _OUT, least=1),
-    Setting("tensorboard", bool, False, "write scalars for TensorBoard too", _OUT),
+    Setting("tensorboard", bool, False, "the same as --track tensorboard", _OUT),
+    Setting("track", str, None, "show numbers elsewhere too: tensorboard, wandb, mlflow, separated by commas", _OUT),
 ]
 
 SETTINGS = {setting.name: setting for setting in _TABLE}
@@ -134,7 +161,8 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def checked(name: str, value: Any, where: str) -> Any:
     """The value of a setting as its kind wants it, or a UserError that names its place and the fix."""
     setting = SETTINGS[name]
-    place = f"{where} = {value!r}"
+    place = f"{where} = {str(value)[:60]!r}" if isinstance(value, str) else f"{where} = {value!r}"
+    refuse_endless(value, place)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if setting.kind is float and number:
         value = float(value)
@@ -147,12 +175,16 @@ def checked(name: str, value: Any, where: str) -> Any:
         raise UserError(f"{place}: takes {_WORDS[setting.kind]}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{place}: must be finite")
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"{place}: holds a null byte")
     if setting.choices and value not in setting.choices:
         raise UserError(f"{place}: {did_you_mean(value, list(setting.choices))}")
     if setting.least is not None and value < setting.least:
         raise UserError(f"{place}: must be at least {setting.least}")
     if setting.above is not None and not value > setting.above:
         raise UserError(f"{place}: must be above {setting.above}")
+    if setting.most is not None and value > setting.most:
+        raise UserError(f"{place}: must be at most {setting.most}")
     if setting.below is not None and not value < setting.below:
         raise UserError(f"{place}: must be below {setting.below}")
     return value

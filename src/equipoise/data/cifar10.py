@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.errors import DataError
+from ..core.errors import DataError, UserError
 from ..core.extras import require
 from ..core.method import Metadata, option
 from .base import Arrays, Data, LoadedData, examples
 from .files import folder, normalised, read_bytes
+from .npy import npz_arrays
 from .pickles import unpickled
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -57,12 +58,9 @@ class CIFAR10(Data):
 def _from_npz(path: Path, limit: int | None) -> Arrays:
     image_module = require("PIL.Image", "images", f"{path}: reading JPEG images")
     try:
-        with np.load(io.BytesIO(read_bytes(path, "dir")), allow_pickle=False) as parts:
-            jpeg, offsets, labels = (parts[key] for key in ("jpeg", "offsets", "labels"))
-    except DataError:
-        raise
-    except KeyError as error:
-        raise DataError(f"{path}: {error.args[0]}: it must hold jpeg, offsets and labels") from None
+        jpeg, offsets, labels = npz_arrays(read_bytes(path, "dir"), ("jpeg", "offsets", "labels"))
+    except UserError as error:
+        raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged zip raises whatever the damage hits: zipfile, zlib, struct, numpy
         raise DataError(f"{path}: damaged npz file ({type(error).__name__}): fetch it again") from None
     if (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -10,6 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import DataError
+from ..core.memory import require_memory
+
+_PIECE = 1 << 24  # bytes that are unpacked at a time
 
 
 def given(value: str, who: str, option: str, hint: str) -> Path:
@@ -39,9 +41,28 @@ def read_bytes(path: Path, option: str) -> bytes:
     if raw[:2] != b"\x1f\x8b":
         return raw
     try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
+        return _unpacked(raw, path)
+    except (EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file ({error}): fetch it again") from None
+    except MemoryError:
+        raise DataError(f"{path}: too large for the memory of this machine once it is unpacked") from None
+
+
+def _unpacked(raw: bytes, path: Path) -> bytes:
+    """A piece at a time: nothing in the file says how large it will be."""
+    pieces, size, rest = [], 0, raw
+    while rest:  # one member after the other
+        engine = zlib.decompressobj(wbits=31)
+        while not engine.eof:
+            piece = engine.decompress(rest, _PIECE)
+            rest = engine.unconsumed_tail
+            if not piece and not rest and not engine.eof:
+                raise EOFError("it ends in the middle")
+            pieces.append(piece)
+            size += len(piece)
+            require_memory(2.0 * size, f"{path}, unpacked,")
+        rest = engine.unused_data.lstrip(b"\0")
+    return b"".join(pieces)
 
 
 def read_text(path: Path, option: str) -> str:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..core.memory import require_memory
 from ..core.method import Metadata, option
 from .base import Data, LoadedData, examples
 
@@ -31,6 +32,10 @@ class Synthetic(Data):
     seed: int = option(0, help="seed of everything random", least=0)
 
     def load(self) -> LoadedData:
+        numbers = (3.0 * self.examples + self.classes) * self.features
+        require_memory(
+            8 * numbers, f"{self.examples:,} examples of {self.features:,} numbers in {self.classes:,} classes"
+        )
         rng = np.random.default_rng(self.seed)
         classify = self.kind == "classify"
         directions = rng.standard_normal((self.classes if classify else 1, self.features))

@@ -1,0 +1,118 @@
+"""Write the measured tables of README and docs, so that one figure stands in one place and every table has its script.
+
+    python docs/make_tables.py            # write
+    python docs/make_tables.py --check    # exit code 1 if a table differs from what was measured
+
+docs/measured/NAME.json is written by a benchmark (`--table` or `--json`). A table stands between two markers:
+
+    <!-- measured: NAME VIEW -->
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_BLOCK = re.compile(r"(<!-- measured: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_SHOWN = (  # of README
+    *("DDP", "DDP + bf16 hook", "DDP + PowerSGD hook 2", "decent-dp ring", "Accelerate LocalSGD"),
+    *("torchft LocalSGD", "torchft DiLoCo"),
+)
+
+
+def lines(head: list[str], body: list[list[str]]) -> str:
+    rule = "|" + "|".join("---" for _ in head) + "|\n"
+    return f"| {' | '.join(head)} |\n{rule}" + "".join(f"| {' | '.join(row)} |\n" for row in body)
+
+
+def digits(value: float) -> str:
+    """Three significant ones, no exponent."""
+    if not math.isfinite(value):
+        return "-"
+    places = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{places}f}"
+
+
+def wire_time(measured: dict[str, Any], rate: str) -> str:
+    """All candidates at one rate: seconds (mean of the seeds, and their range) and the ratio to DDP."""
+    equal, unequal = (measured[f"{rate} {speeds}"] for speeds in ("equal", "unequal"))
+    mean = {name: [statistics.mean(t[name]["seconds"]) for t in (equal, unequal) if name in t] for name in equal}
+    mean = {name: both for name, both in mean.items() if len(both) == 2}
+    body = []
+    for name in sorted(mean, key=lambda name: sum(mean[name])):
+        cells = [f"**{name}**" if equal[name]["ours"] else name, digits(equal[name]["kB"])]
+        for table, seconds, base in zip((equal, unequal), mean[name], mean["DDP"], strict=True):
+            each = table[name]["seconds"]
+            cells += [f"{digits(seconds)} ({digits(min(each))} to {digits(max(each))})", digits(base / seconds)]
+        body.append(cells)
+    return lines(["", "kB sent per step", "equal: seconds", "DDP / it", "1:1:2:4: seconds", "DDP / it"], body)
+
+
+def wire_time_short(measured: dict[str, Any], rate: str) -> str:
+    """Ours that are best, and the peers."""
+    equal, unequal = (measured[f"{rate} {speeds}"] for speeds in ("equal", "unequal"))
+    mean = {(n, i): statistics.mean(t[n]["seconds"]) for i, t in enumerate((equal, unequal)) for n in t}
+    ours = {min((n for n in t if t[n]["ours"]), key=lambda n: mean[n, i]) for i, t in enumerate((equal, unequal))}
+    names = sorted([*ours, *_SHOWN], key=lambda name: sum(mean.get((name, i), math.inf) for i in (0, 1)))
+    body = [
+        [f"**Equipoise: {name}**" if name in ours else name, *(digits(mean.get((name, i), math.nan)) for i in (0, 1))]
+        for name in names
+    ]
+    return lines([f"seconds to 42 %, 4 hosts, {rate.replace('mbit', ' Mbit')}", "equal speeds", "1:1:2:4"], body)
+
+
+def wire_cost(measured: dict[str, float], model: str) -> str:
+    """Coding beside 16 steps of each model, and beside the time saved."""
+    models = list(dict.fromkeys(name.split(",")[0] for name in measured))
+    wires = list(dict.fromkeys(name.split(", ")[1].split(":")[0] for name in measured))
+    body = []
+    for wire in sorted(wires, key=lambda wire: measured[f"{models[0]}, {wire}: coding / 16 steps"]):
+        shares = [measured[f"{m}, {wire}: coding / 16 steps"] for m in models]
+        saved = [measured[f"{m}, {wire}: coding / time saved at 1 Gbit/s"] for m in models]
+        body.append([f"`{wire}`", *(f"{share:.3f}" for share in shares), f"{min(saved):.2f} to {max(saved):.2f}"])
+    return lines(["wire", *(f"/ 16 steps, {m}" for m in models), "/ time saved at 1 Gbit"], body)
+
+
+VIEWS: dict[str, Callable[[Any, str], str]] = {
+    "wire_time": wire_time,
+    "wire_time_short": wire_time_short,
+    "wire_cost": wire_cost,
+}
+FILES = {"wire_time_short": "wire_time"}
+
+
+def rendered(text: str) -> str:
+    def block(match: re.Match[str]) -> str:
+        name, view = match[2], match[3]
+        path = ROOT / "docs" / "measured" / f"{FILES.get(name, name)}.json"
+        return match[1] + VIEWS[name](json.loads(path.read_text()), view.replace("_", " ")) + match[4]
+
+    return _BLOCK.sub(block, text)
+
+
+def main() -> int:
+    stale = []
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        new = rendered(text)
+        if new != text:
+            stale.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(new, encoding="utf-8")
+    if stale and "--check" in sys.argv:
+        print(f"tables differ from docs/measured in {', '.join(stale)}: run python docs/make_tables.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
