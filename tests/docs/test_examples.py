@@ -54,9 +54,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
 }
 NEEDS = {"lightning_trainer": "lightning", "lightning_fabric": "lightning"}
 ELSEWHERE = {  # in the processes of their tests
-    "ray_train": "tests/frameworks/test_ray.py",
-    "hf_trainer": "tests/frameworks/test_trainer.py",
-    "accelerate_loop": "tests/frameworks/test_accelerate.py",
+    "ray_train": "tests/integrations/test_ray.py",
+    "hf_trainer": "tests/integrations/test_huggingface.py",
+    "accelerate_loop": "tests/integrations/test_accelerate.py",
 }
 
 
