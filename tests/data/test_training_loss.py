@@ -132,24 +132,31 @@ def test_collate_of_the_user() -> None:
         eq.train(nn.Linear(1, 2), LOSS, Ragged("pair"), workers=2, epochs=1)
 
 
-def test_columns_of_a_table_become_examples_and_classes() -> None:
-    class Table:
-        """As Hugging Face data sets answer."""
+class Table:
+    """As Hugging Face data sets answer: rows of Python numbers, or columns."""
 
-        column_names = ("x", "label")
+    column_names = ("x", "label")
 
-        def __len__(self) -> int:
-            return 24
+    def __init__(self, columns: bool):
+        self.columns = columns
 
-        def __getitem__(self, key: Any) -> Any:
-            return LABELS.tolist() if key == "label" else {"x": INPUTS[key].tolist(), "label": int(LABELS[key])}
+    def __len__(self) -> int:
+        return 24
 
-        def __getitems__(self, indices: list[int]) -> Any:
-            return {"x": [INPUTS[i] for i in indices], "label": [int(LABELS[i]) for i in indices]}
+    def __getitem__(self, key: Any) -> Any:
+        return LABELS.tolist() if key == "label" else {"x": INPUTS[key].tolist(), "label": int(LABELS[key])}
 
-    source = Source(Table())
+    def __getitems__(self, indices: list[int]) -> Any:
+        rows = [self[i] for i in indices]
+        return {name: [row[name] for row in rows] for name in self.column_names} if self.columns else rows
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_rows_and_columns_of_a_table_become_examples_and_classes(columns: bool) -> None:
+    source = Source(Table(columns))
     assert (source.view().labels == LABELS.numpy()).all()
-    run = eq.train(Net(), LOSS, Table(), workers=2, epochs=1, batch=4, partition=eq.partition.Sorted())
+    assert torch.equal(source.batch(np.arange(6))["x"], INPUTS[:6])
+    run = eq.train(Net(), LOSS, Table(columns), workers=2, epochs=1, batch=4, partition=eq.partition.Sorted())
     assert run.result["samples"] == 24
 
 

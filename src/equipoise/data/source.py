@@ -50,8 +50,10 @@ class Source:
             return parts if self.names is None else dict(zip(self.names, parts, strict=True))
         fetch = getattr(self.data, "__getitems__", None)
         items = fetch(indices.tolist()) if fetch is not None else [self.data[int(i)] for i in indices]
-        if isinstance(items, Mapping):  # columns, as Hugging Face data sets give them
+        if isinstance(items, Mapping):  # columns, as Hugging Face data sets may give them
             items = [dict(zip(items, row, strict=True)) for row in zip(*items.values(), strict=True)]
+        if self.collate is default_collate and hasattr(self.data, "column_names"):
+            items = [{name: _row(value) for name, value in item.items()} for item in items]
         try:
             return self.collate(items)
         except (TypeError, RuntimeError) as error:
@@ -96,6 +98,14 @@ def _tensor(array: torch.Tensor | np.ndarray) -> torch.Tensor:
     if tensor.ndim == 0:
         raise UserError("an array without axes has no examples: its first axis must count them")
     return tensor
+
+
+def _row(value: Any) -> Any:
+    """Numbers of a table as a tensor: `default_collate` would turn a list of rows into a list of columns."""
+    try:
+        return torch.tensor(value) if isinstance(value, list) else value
+    except (TypeError, ValueError):  # text, or rows within rows that differ in length
+        return value
 
 
 def _columns(data: Mapping[Any, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:

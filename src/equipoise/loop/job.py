@@ -151,7 +151,8 @@ class Job:
 
 
 # What may differ from worker to worker: hosts have folders and memory of their own.
-_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", "data.dir", "data.path", "data.test_path")
+_PATHS = ("data.dir", "data.path", "data.test_path", "data.target_path", "data.test_target_path")
+_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", *_PATHS)
 _DECIDED = (
     "until",
     "nonfinite",
