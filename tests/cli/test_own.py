@@ -1,11 +1,15 @@
 """Functions of the user's own on the command line, and the weights that come out."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
+
+import equipoise as eq
 
 from .conftest import Command
 
@@ -82,6 +86,20 @@ def test_losses(command: Command, module: str, tmp_path: Path) -> None:
     assert len(set(losses)) == 3
 
 
+def test_what_a_run_from_python_gives(command: Command) -> None:
+    x = torch.randn(16, 3)
+    how = {"workers": 2, "batch": 4, "steps": 2, "out": "run"}
+    run = eq.train(nn.Linear(3, 1), nn.MSELoss(), (x, x[:, :1]), **how)
+    assert re.fullmatch(r"Run\(2 steps, mean model \{'loss': [\d.]+\}, folder=run\)", repr(run))
+    run.save("new/folder/model.safetensors")
+    said = command("export", "run", "--out", "another/model.pt")
+    assert said.code == 0, said.err
+    exported = torch.load("another/model.pt", weights_only=True)
+    for name, value in load_file("new/folder/model.safetensors").items():
+        assert torch.equal(value, run.model.state_dict()[name])
+        assert torch.equal(value, exported[name])
+
+
 def test_the_centre_of_a_checkpoint_and_a_killed_run(command: Command, tmp_path: Path) -> None:
     assert command("train", "--sync", "easgd", "--steps", 4, "--model", "logistic", "--out", "a", *FLAGS).code == 0
     mean = torch.load("a/model.pt", weights_only=True)
@@ -124,9 +142,14 @@ def test_errors_name_the_function_and_the_fix(
         (("nowhere",), "is no folder of a run"),
         (("a", "--of", "best"), "takes mean or centre"),
         (("a", "--format", "onnx"), "takes pt or safetensors"),
+        (("a", "--out", "model.onnx"), ".onnx cannot be written: use a name that ends in .pt or .safetensors"),
+        (("a", "--format", "pt", "--out", "model.safetensors"), "do not belong together"),
+        (("a", "--of", "centre"), "its model is not known here"),
     ],
 )
 def test_export_refuses_nonsense(command: Command, words: tuple[str, ...], fix: str) -> None:
+    Path("a").mkdir()
+    Path("a/events.jsonl").touch()
     said = command("export", *words)
     assert said.code in (2, 4)
     assert fix in said.err
