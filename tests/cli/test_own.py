@@ -4,8 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -84,6 +86,28 @@ def test_losses(command: Command, module: str, tmp_path: Path) -> None:
         assert said.code == 0, said.err
         losses.append(json.loads((tmp_path / name / "result.json").read_text())["models"]["mean"]["loss"])
     assert len(set(losses)) == 3
+
+
+def test_files_of_the_users_own(command: Command) -> None:
+    """Each kind trains with the model that fits it by default, is resumed, and refused in one line where it is bad."""
+    rng = np.random.default_rng(0)
+    Path("t.csv").write_text("a,b,y\n" + "".join(f"{i},{i * i},{'uv'[i % 2]}\n" for i in range(12)))
+    np.savez("t.npz", x=rng.standard_normal((12, 3)), y=rng.standard_normal(12))
+    for label in "uv":
+        Path("pictures", label).mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 256, (9, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(f"pictures/{label}/{i}.png")
+    for name, where, model in (("csv", "t.csv", "mlp"), ("npy", "t.npz", "mlp"), ("images", "pictures", "lenet")):
+        flags = ("--data", name, "--data.path", where, *(("--data.target", "y") if name == "csv" else ()))
+        said = command("train", *flags, "--batch", 2, "--steps", 1, "--out", f"run-{name}", *FLAGS)
+        assert said.code == 0, said.err
+        assert f'name = "{model}"' in Path(f"run-{name}/recipe.toml").read_text()
+        said = command("resume", f"run-{name}", "--steps", 2, "--quiet")
+        assert said.code == 0, said.err
+        said = command("train", *flags[:2], "--data.path", "nowhere", *flags[4:], *FLAGS)
+        assert said.code == 2
+        assert said.err.count("\n") == 1
 
 
 def test_what_a_run_from_python_gives(command: Command) -> None:
