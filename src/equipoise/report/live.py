@@ -54,7 +54,7 @@ class Watched:
         for event in self.events:
             if event["event"] in ("step", "evaluate", "start"):
                 last[event["worker"]] = {**last.get(event["worker"], {}), **event}
-        rows = [["worker", "step", "loss", "examples/s", "batch", "waiting", "last word"]]
+        rows = [["worker", "step", "loss", "examples/s", "batch", "waiting", "heard"]]
         now = time.time()
         for worker, event in sorted(last.items()):
             spent = [float(event.get(name) or 0.0) for name in ("compute", "wait", "communicate")]
