@@ -56,12 +56,13 @@ DIGITS: Table = {
     "log_every": 50,
 }
 MANY: Table = {
-    "data": {"name": "synthetic", "examples": 20480, "features": 64, "classes": 10, "noise": 0.3},
+    "data": {"name": "synthetic", "examples": 16000, "features": 64, "classes": 10, "noise": 0.3},
     "model": {"name": "mlp", "hidden": [32]},
     "partition": {"name": "dirichlet", "alpha": 0.3},
-    "batch": 8,
-    "until": "accuracy=0.85",
-    "epochs": 12,
+    "batch": 16,
+    "until": "accuracy=0.8",
+    "epochs": 8,
+    "budget": "30s",
     "evaluate_every": 0.5,
     "log_every": 50,
 }
@@ -120,7 +121,7 @@ USERS = {
     ),
     "private": User(
         "eight institutions, data sorted by label that may not move, 100 Mbit and 10 ms",
-        {**DIGITS, "partition": "sorted", "until": "accuracy=0.9"},
+        {**DIGITS, "partition": "sorted", "until": "accuracy=0.9", "budget": "20s"},
         RATES,
         {
             "all-reduce": momentum(sync="all-reduce"),

@@ -56,7 +56,7 @@ function draw() {
     const more = { xaxis: { title: { text: title }, rangemode: "tozero", ...units[axis] }, yaxis: plot.title === "Bytes sent" ? { ...units.bytes } : {} };
     const log = logged.has(plot.id);
     // With a format the labels are whole numbers: without one, 20 is written as 2.
-    if (log) Object.assign(more.yaxis, { type: "log", dtick: decades(plot) > 1.5 ? 1 : "D2", tickformat: "~s" });
+    if (log) Object.assign(more.yaxis, { type: "log", dtick: decades(plot) > 3 ? 1 : "D2", tickformat: "~s" });
     else if (plot.range) more.yaxis.range = plot.range;
     else if (plot.zero) more.yaxis.rangemode = "tozero";
     if (plot.reference !== undefined) {
