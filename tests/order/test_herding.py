@@ -56,7 +56,7 @@ def test_what_a_random_order_is_expected_to_reach(d: int) -> None:
 def test_herding_falls_from_one_to_the_floor() -> None:
     """The measure against the definition, in the first epoch and after twelve."""
     vectors = sphere(2048, 8)
-    order = bound(PairBalance(), 2048)
+    order = bound(PairBalance(signal="exact"), 2048)
     for epoch in range(13):
         positions = visit(order, vectors, epoch, 8)
         order.epoch(epoch + 1)
@@ -69,13 +69,13 @@ def test_herding_falls_from_one_to_the_floor() -> None:
 
 def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """As many directions as examples."""
-    order, vectors = bound(PairBalance(), 64), sphere(64, 512)
+    order, vectors = bound(PairBalance(signal="exact"), 64), sphere(64, 512)
     with caplog.at_level(logging.WARNING, logger="equipoise"):
         for epoch in range(3):
             visit(order, vectors, epoch, 16)
     assert [r.message for r in caplog.records if "nothing to gain" in r.message] == [caplog.records[0].message]
     caplog.clear()
-    order, vectors = bound(PairBalance(), 512), sphere(512, 8)
+    order, vectors = bound(PairBalance(signal="exact"), 512), sphere(512, 8)
     for epoch in range(3):
         visit(order, vectors, epoch, 16)
     assert not caplog.records
@@ -84,14 +84,14 @@ def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_one_epoch_only_is_said(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(16, 3)
     with caplog.at_level(logging.WARNING, logger="equipoise"):
-        eq.train(nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(), batch=4, epochs=1)
+        eq.train(nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(signal="exact"), batch=4, epochs=1)
     assert "one epoch" in caplog.text
 
 
 def test_herding_is_in_the_events_and_in_the_pictures(tmp_path: object) -> None:
     x = torch.randn(64, 3)
     run = eq.train(
-        nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(), batch=4, epochs=4, out=tmp_path
+        nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(signal="exact"), batch=4, epochs=4, out=tmp_path
     )
     values = [e["health"]["herding"] for e in run.events if e["event"] == "evaluate"]
     assert len(values) == 4
