@@ -38,12 +38,13 @@ WORDS, LENGTH = 33278, 35
 
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "plain": eq.order.Reshuffle,
-    "exact pair": eq.order.PairBalance,
-    "exact mean": eq.order.GraB,
+    "default": eq.order.PairBalance,
+    "exact pair": lambda: eq.order.PairBalance(signal="exact"),
+    "exact mean": lambda: eq.order.GraB(signal="exact"),
     "forward mode": lambda: eq.order.PairBalance(signal="forward"),
-    "projection": lambda: eq.order.PairBalance(signal="projection"),
-    "count sketch": lambda: eq.order.PairBalance(signal="count-sketch"),
-    "last layer": lambda: eq.order.PairBalance(signal="last-layer"),
+    "projection": lambda: eq.order.PairBalance(signal="projection", every=1),
+    "count sketch": lambda: eq.order.PairBalance(signal="count-sketch", every=1),
+    "last layer": lambda: eq.order.PairBalance(signal="last-layer", every=1),
 }
 GOALS = {
     ("MLP", "exact pair"): 1.7,

@@ -56,9 +56,9 @@ class Point(NamedTuple):
 def orders(cheap: str) -> dict[str, Order]:
     return {
         "D-RR": Reshuffle(),
-        "ID-GraB": IDGraB(),
-        "CD-GraB": CDGraB(),
-        f"CD-GraB {cheap}": CDGraB(signal=cheap),
+        "ID-GraB": IDGraB(signal="exact"),
+        "CD-GraB": CDGraB(signal="exact"),
+        f"CD-GraB {cheap}": CDGraB(signal=cheap, every=1, sweeps=1),
     }
 
 
@@ -68,7 +68,7 @@ def group_orders(batch: int) -> dict[str, Order]:
         "D-RR": Reshuffle(),
         "ID-GraB groups": IDGraB(**whole),
         "CD-GraB groups": CDGraB(**whole),
-        "CD-GraB last-layer": CDGraB(signal="last-layer"),
+        "CD-GraB last-layer": CDGraB(signal="last-layer", every=1, sweeps=1),
     }
 
 

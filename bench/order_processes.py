@@ -22,13 +22,23 @@ from equipoise.loop.worker import Worker
 
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "D-RR": eq.order.Reshuffle,
-    "CD-GraB exact": eq.order.CDGraB,
-    "CD-GraB stale": lambda: eq.order.CDGraB(coordinate="stale"),
-    "CD-GraB projection": lambda: eq.order.CDGraB(signal="projection"),
+    "CD-GraB": eq.order.CDGraB,
     "CD-GraB last layer": lambda: eq.order.CDGraB(signal="last-layer"),
-    "ID-GraB exact": eq.order.IDGraB,
+    "every epoch: exact": lambda: eq.order.CDGraB(signal="exact"),
+    "every epoch: exact, stale": lambda: eq.order.CDGraB(signal="exact", coordinate="stale"),
+    "every epoch: projection": lambda: eq.order.CDGraB(every=1),
+    "every epoch: last layer": lambda: eq.order.CDGraB(signal="last-layer", every=1),
+    "every epoch: ID-GraB exact": lambda: eq.order.IDGraB(signal="exact"),
+    "every epoch: relay, projection": lambda: eq.order.GossipGraB(every=1),
+    "every epoch: one-peer, projection": lambda: eq.order.GossipGraB(every=1, pass_on="one-peer"),
 }
-GOALS = {"CD-GraB exact": 1.8, "CD-GraB projection": 1.2, "CD-GraB last layer": 1.2}
+GOALS = {
+    "CD-GraB": 1.05,
+    "CD-GraB last layer": 1.2,
+    "every epoch: exact": 1.8,
+    "every epoch: projection": 1.2,
+    "every epoch: last layer": 1.2,
+}
 
 
 def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, float]]:

@@ -67,6 +67,17 @@ def test_herding_falls_from_one_to_the_floor() -> None:
     assert order.builder.prefix_norm.dimension == pytest.approx(8, rel=0.3)
 
 
+def test_herding_of_a_sample_of_the_coordinates_is_that_of_all() -> None:
+    """4,096 coordinates, of which 1,024 are sampled: a random order has 1, by the definition."""
+    vectors = sphere(256, 4096)
+    order = bound(PairBalance(signal="exact"), 256)
+    positions = visit(order, vectors, 0, 4)
+    assert len(Rows(vectors[:4], [1] * 4).sample) == 1024
+    order.epoch(1)
+    true = largest_prefix(vectors[torch.from_numpy(positions)]) / random_prefix(256, 1.0, 4096)
+    assert order.herding == pytest.approx(true, rel=0.15)
+
+
 def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """As many directions as examples."""
     order, vectors = bound(PairBalance(signal="exact"), 64), sphere(64, 512)
