@@ -2,7 +2,8 @@
 with a gather of gradients.
 
 1M-parameter MLP, all-reduce, batches of 32 per worker, momentum SGD. All variants run in the same processes on the
-same group, a block of steps each in turn; one thread per process.
+same group, in turn; whole epochs of 32 steps, of the default, which learns from one epoch of five, five of them. One
+thread per process.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GOALS = {
 }
 
 
-def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+def compare(comm: Comm, batch: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Seconds and bytes (of all workers) per step of each order."""
     data = Source(images())
     workers = {}
@@ -65,6 +66,9 @@ def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[
                 worker.position.begin(worker.clock.epoch)
             worker.step()
 
+    epoch = workers["D-RR"].position.steps_left
+    for worker in workers.values():
+        steps(worker, epoch)
     seconds: dict[str, list[float]] = {name: [] for name in ORDERS}
     sent: dict[str, float] = {}
     for turn in range(repetitions + 1):
@@ -72,18 +76,19 @@ def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[
             before = comm.ledger.bytes
             barrier(comm)
             started = time.perf_counter()
-            steps(worker, block)
+            count = epoch * getattr(worker.order, "chosen_every", 1)
+            steps(worker, count)
             barrier(comm)
             if turn:
-                seconds[name].append((time.perf_counter() - started) / block)
-            sent[name] = (comm.ledger.bytes - before) / block
+                seconds[name].append((time.perf_counter() - started) / count)
+            sent[name] = (comm.ledger.bytes - before) / count
     return seconds, {name: sum(comm.gather_objects(value)) for name, value in sent.items()}
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", workers=4, batch=32, block=8, repetitions=7)
+    args = arguments(__doc__ or "", workers=4, batch=32, repetitions=7)
     torch.set_num_threads(1)
-    results = eq.spawn(lambda comm: compare(comm, args.batch, args.block, args.repetitions), args.workers)
+    results = eq.spawn(lambda comm: compare(comm, args.batch, args.repetitions), args.workers)
     seconds, sent = results[0]
     d = sum(p.numel() for p in mlp().parameters())
     gathered = args.workers * args.batch * (args.workers - 1) * d * 4

@@ -132,7 +132,9 @@ def test_coordinated_is_flat_and_stale_and_independent_grow() -> None:
     """d = 16: 3.6, 3.4, 3.2 for 1, 4, 16 workers; stale 3.4, 3.6, 5.4; independent 3.4, 6.6, 13.1; random 80."""
     vectors = sphere(1024, 16)
     together = {w: parallel_floor(lambda: CDGraB(signal="exact"), vectors, w, 10, 256 // w) for w in (1, 8)}
-    independent = {w: parallel_floor(lambda: eq.order.IDGraB(signal="exact"), vectors, w, 10, 256 // w) for w in (1, 4, 16)}
+    independent = {
+        w: parallel_floor(lambda: eq.order.IDGraB(signal="exact"), vectors, w, 10, 256 // w) for w in (1, 4, 16)
+    }
     stale = parallel_floor(lambda: CDGraB(signal="exact", coordinate="stale"), vectors, 16, 10, 4)
     assert all(2.4 < value < 3.8 for value in together.values())
     assert independent[4] / independent[1] == pytest.approx(2.0, rel=0.35)
@@ -290,5 +292,13 @@ def test_differences_that_wait_are_signed_when_the_epoch_ends() -> None:
 
     x = torch.randn(54, 3)
     data = (x, (x.sum(1) > 0).long())
-    eq.train(nn.Linear(3, 2), nn.CrossEntropyLoss(), data, workers=2, epochs=2, batch=2, order=Spy(signal="last-layer", every=1, sweeps=1))
+    eq.train(
+        nn.Linear(3, 2),
+        nn.CrossEntropyLoss(),
+        data,
+        workers=2,
+        epochs=2,
+        batch=2,
+        order=Spy(signal="last-layer", every=1, sweeps=1),
+    )
     assert max(waiting) > 0, "nothing waited: the test says nothing"

@@ -95,14 +95,27 @@ def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_one_epoch_only_is_said(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(16, 3)
     with caplog.at_level(logging.WARNING, logger="equipoise"):
-        eq.train(nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(signal="exact"), batch=4, epochs=1)
+        eq.train(
+            nn.Linear(3, 1),
+            nn.MSELoss(),
+            (x, x.sum(1, keepdim=True)),
+            order=PairBalance(signal="exact"),
+            batch=4,
+            epochs=1,
+        )
     assert "one epoch" in caplog.text
 
 
 def test_herding_is_in_the_events_and_in_the_pictures(tmp_path: object) -> None:
     x = torch.randn(64, 3)
     run = eq.train(
-        nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(signal="exact"), batch=4, epochs=4, out=tmp_path
+        nn.Linear(3, 1),
+        nn.MSELoss(),
+        (x, x.sum(1, keepdim=True)),
+        order=PairBalance(signal="exact"),
+        batch=4,
+        epochs=4,
+        out=tmp_path,
     )
     values = [e["health"]["herding"] for e in run.events if e["event"] == "evaluate"]
     assert len(values) == 4

@@ -53,9 +53,7 @@ def test_a_sweep_is_an_epoch_of_pair_balance(batch: int, workers: int, monkeypat
 def test_sweeps_are_epochs_on_fixed_vectors() -> None:
     vectors = sphere(64, 6)
     first = np.random.default_rng([0, 0, 1, 0]).permutation(64)
-    balanced = balance_kept(
-        [Kept(vectors[torch.from_numpy(first)], np.arange(64) // 2)], (1.0, -1.0), 4, greedy
-    )
+    balanced = balance_kept([Kept(vectors[torch.from_numpy(first)], np.arange(64) // 2)], (1.0, -1.0), 4, greedy)
     order = bound(PairBalance(signal="exact"), 64)
     for epoch in range(4):
         visit(order, vectors, epoch, 2)

@@ -34,6 +34,4 @@ class IDGraB(BalancedOrder):
         if self.chosen_sweeps > 1:
             return self.keep(signature)
         centre = None if self.balance == "pair" else MeanEstimate(None)
-        return EpochBuilder(
-            self.context, signature, self.group, self.chosen_every, self.sign, sign_locally, centre
-        )
+        return EpochBuilder(self.context, signature, self.group, self.chosen_every, self.sign, sign_locally, centre)

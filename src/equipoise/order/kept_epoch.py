@@ -22,7 +22,7 @@ _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
 
 
 class KeptEpoch(Builder):
-    """Keeps one short vector per unit during an epoch that is learned from, and balances them `sweeps` times at its end.
+    """Keeps one short vector per unit during an epoch that is learned from, and balances them `sweeps` times afterwards.
 
     A step only computes sketches: no sign, no message. Where workers coordinate (`together`), each sends its sketches
     to rank 0 once in such an epoch and receives its next order.
@@ -168,4 +168,3 @@ class KeptEpoch(Builder):
         self.rows, self.step = state["rows"], state["step"]
         self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
         self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]
-

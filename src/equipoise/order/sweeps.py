@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ def balance_kept(
         order = np.concatenate(
             [
                 _reordered(order[lo:hi], members[terms[:, 0] == w], np.outer(signs[terms[:, 0] == w], signature) > 0)
-                for w, (lo, hi) in enumerate(zip(starts[:-1], starts[1:], strict=True))
+                for w, (lo, hi) in enumerate(pairwise(starts))
             ]
         )
         reached = _largest_prefix(rows[torch.from_numpy(order[by_step])], ends)
@@ -70,7 +71,7 @@ def balance_kept(
     dimension = 1 / cosine if cosine else math.nan
     variance = float(rows.double().pow(2).sum()) / max(1, len(rows))
     expected = random_prefix(float(len(rows)), variance, dimension)
-    orders = [best[lo:hi] - lo for lo, hi in zip(starts[:-1], starts[1:], strict=True)]
+    orders = [best[lo:hi] - lo for lo, hi in pairwise(starts)]
     return Balanced(orders, smallest / expected if expected else math.nan, dimension)
 
 
