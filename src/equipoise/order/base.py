@@ -51,6 +51,6 @@ class Order(Method):
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         """Learn from the gradients of the examples at `positions`.
 
-        Called after every step of an epoch that is `learning`, on all workers; a worker whose step was skipped passes no
-        positions and None.
+        Called after every step of an epoch that is `learning`, on all workers; a worker whose step was skipped passes
+        no positions and None.
         """

@@ -63,7 +63,7 @@ class Builder(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """An epoch that was learned from ends: place the units that have a sign. Collective where workers coordinate."""
+        """An epoch that was learned from ends: place units that have a sign. Collective where workers coordinate."""
 
     @abstractmethod
     def herding(self) -> float:

@@ -22,7 +22,7 @@ _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
 
 
 class KeptEpoch(Builder):
-    """Keeps one short vector per unit during an epoch that is learned from, and balances them `sweeps` times afterwards.
+    """Keeps one short vector per unit in an epoch that is learned from, and balances them `sweeps` times at its end.
 
     A step only computes sketches: no sign, no message. Where workers coordinate (`together`), each sends its sketches
     to rank 0 once in such an epoch and receives its next order.
