@@ -344,7 +344,7 @@ class attach:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
         if self.sampler is not None:
             _, _, places = self.sampler.use(self.accumulate)
-            if self.sampler.order.watches and places is not None:
+            if self.sampler.order.learning and places is not None:
                 self.sampler.order.observe(places[:0], None)
 
     def _count_seconds(self) -> None:
