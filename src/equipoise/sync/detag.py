@@ -130,7 +130,8 @@ class DeTAG(Gossip):
     @property
     def tracker_gap(self) -> float:
         """||mean(y) - mean(gradients of the last phase)||: rounding error only."""
-        return float(self.context.comm.mean(self.gossiped[self.elements :] - self.gathered_before).norm())
+        gap = self.context.comm.mean(self.gossiped[self.elements :] - self.gathered_before)
+        return self.context.island.norm(gap)
 
     @property
     def phase(self) -> int:
