@@ -167,7 +167,7 @@ class attach:
     def __enter__(self) -> attach:
         comm = current_comm(self.group) if self.levels is None else self.levels.between
         if self.sampler is not None and self.sampler.comm is not comm:
-            raise UserError("the sampler is of other workers: pass the same group= to eq.Sampler and to eq.attach")
+            raise UserError("the sampler is of other workers: pass it the same group= or mesh= as eq.attach")
         comm.configure(timeout=self.timeout, deterministic=self.deterministic)
         self.island.configure(timeout=self.timeout, deterministic=self.deterministic)
         limits, deadline = self.limits
@@ -299,7 +299,7 @@ class attach:
             if not self.batch:
                 for buffer, before in zip(self.model.buffers(), self._buffers, strict=False):
                     buffer.copy_(before)
-        samples, self.loss = tell_island(self.island, self.batch, self.loss, summed=self.sampler is None)
+        samples = tell_island(self)
         self.step.begin(samples, largest)
         self.step.computed(samples, time.perf_counter() - self._since)
         # A worker that has run dry was given examples again: their loss is nobody's.

@@ -15,7 +15,7 @@ from ..comm.base import Comm
 from ..comm.current import current_comm
 from ..core.errors import UserError
 from ..core.island import Island
-from ..core.shards import is_shard, sharding_modules
+from ..core.shards import is_shard, local, sharding_modules
 from ..order.base import Order
 from ..partition.base import Partition
 from .drift import refuse_other_recipe
@@ -77,7 +77,10 @@ def island_of(levels: Levels, model: nn.Module) -> tuple[Island, nn.Module]:
                 f"mesh has islands of {len(island)} ranks, and nothing makes one worker of them: use {_FIX}"
             )
         return Island(), model
-    return Island(levels.inside, replicas=_replicas(model, sharded, island)), model
+    found = Island(levels.inside, replicas=_replicas(model, sharded, island))
+    if not found.all(any(local(p).numel() for p in sharded.values())):
+        raise UserError("FSDP has left a rank of the island without any part of the model: use fewer ranks, or DDP")
+    return found, model
 
 
 def _replicas(model: nn.Module, sharded: dict[str, Any], island: tuple[int, ...]) -> int:
@@ -154,12 +157,14 @@ def part_of_batch(indices: list[int], inside: Comm | None) -> list[int]:
     return [indices[i % len(indices)] for i in range(inside.rank * length, (inside.rank + 1) * length)]
 
 
-def tell_island(island: Island, batch: int, loss: float | None, *, summed: bool) -> tuple[int, float | None]:
-    """The batch of an island and its loss, from those of this rank. `summed`: the batch is this rank's part."""
+def tell_island(together: attach) -> int:
+    """The examples of the island's batch in this step; `together.loss` becomes the mean over its ranks."""
+    island, loss = together.island, together.loss
     if island.inside is None:
-        return batch, loss
-    known = loss is not None
-    ranks, total, losses = island.add(float(known), float(batch), loss if loss is not None else 0.0)
+        return together.batch
+    together.everyone.step = island.inside.step = together.clock.step + 1
+    ranks, batch, losses = island.add(float(loss is not None), float(together.batch), loss or 0.0)
     if ranks not in (0, island.size):
         raise UserError("together.loss is set on some ranks of an island only: set it on all of them, or on none")
-    return int(total) if summed else batch, losses / island.size if known else None
+    together.loss = losses / island.size if ranks else None
+    return int(batch) if together.sampler is None else together.batch
