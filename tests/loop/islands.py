@@ -89,7 +89,7 @@ def outcome(together: Any) -> dict[str, Any]:
         "health": {name: float(value) for name, value in result["health"].items()},
         "samples": result["samples"],
         "rounds": result["rounds"],
-        "bytes": result["bytes"],
+        "loss": together.loss,
     }
 
 

@@ -24,7 +24,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     if not is_shard(tensor):
         return tensor
     with torch.no_grad():
-        part: torch.Tensor = tensor.to_local()  # type: ignore[operator]
+        part: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
         return part
 
 
@@ -44,7 +44,7 @@ def sharded_like(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """All of it, a copy; all processes that hold a part call it together."""
-    whole: torch.Tensor = tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[operator]
+    whole: torch.Tensor = tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
     return whole.detach().clone()
 
 

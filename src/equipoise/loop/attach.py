@@ -159,6 +159,7 @@ class attach:
         self.claimed = False  # is the log folder this run's?
         self._fresh = True  # has no step been taken by this object yet?
         self._undo = contextlib.ExitStack()
+        self._since = 0.0  # when the step in progress began
         self.shows = progress or bool(self.trackers)  # the numbers, elsewhere than in the log
         self.limits = elastic, deadline
         self.elastic: ElasticLoop | None = None  # where workers may come and go
@@ -347,9 +348,8 @@ class attach:
 
     def _count_seconds(self) -> None:
         """The time since the last step ended, or since an evaluation or a checkpoint did, belongs to this step."""
-        now = time.perf_counter()
-        self.clock.seconds += now - self._since
-        self._since = now
+        self.clock.seconds += time.perf_counter() - self._since
+        self.rested()
 
     def rested(self) -> None:
         """What was done until now belongs to no step."""

@@ -69,8 +69,7 @@ def island_of(levels: Levels, model: nn.Module) -> tuple[Island, nn.Module]:
         _refuse_other_ranks("DistributedDataParallel", joined, island)
         if sharded:
             raise UserError("the model is wrapped in DistributedDataParallel and sharded by FSDP: leave one out")
-        plain: nn.Module = wrapper.module if model is wrapper else model
-        return Island(levels.inside, replicas=len(island)), plain
+        return Island(levels.inside, replicas=len(island)), wrapper.module if model is wrapper else model
     if not sharded:
         if len(island) > 1:
             raise UserError(
@@ -86,9 +85,10 @@ def island_of(levels: Levels, model: nn.Module) -> tuple[Island, nn.Module]:
 def _replicas(model: nn.Module, sharded: dict[str, Any], island: tuple[int, ...]) -> int:
     """How many ranks of an island hold the same shard."""
     found = set()
-    for name, p in model.named_parameters():
+    for name, _ in model.named_parameters():
         if name not in sharded:
             raise UserError(f"parameter {name} is not sharded and others are: apply fully_shard to the whole model too")
+        p = sharded[name]
         ranks = p.device_mesh.mesh.flatten().tolist()
         _refuse_other_ranks("FSDP", ranks, island)
         shards = 1
