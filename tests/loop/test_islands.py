@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
-from equipoise.core.errors import NonFinite, UserError
+from equipoise.core.errors import CheckpointError, NonFinite, UserError
 from equipoise.loop.islands import part_of_batch
 from tests.loop.islands import (
     STEPS,
@@ -136,7 +136,11 @@ def resumed(site: Site, folder: Path) -> dict[str, Any]:
                     break
             return {"start": start, **outcome(together)}
 
-    return {"whole": run(None, True), "begun": run(folder, True), "resumed": run(folder, False)}
+    found = {"whole": run(None, True), "begun": run(folder, True), "resumed": run(folder, False)}
+    four = {"sync": eq.sync.LGRAWA(), "period": 2, "sampler": eq.Sampler(data, batch=8), "log": folder}
+    with attached(plain_site(0), **four) as (_, _, together), pytest.raises(CheckpointError) as refused:
+        together.resume()
+    return found | {"refused": str(refused.value)}
 
 
 def one_island(site: Site) -> dict[str, Any]:
@@ -277,6 +281,7 @@ def test_a_loop_resumes_to_the_same_bits(ranks: list[dict[str, Any]]) -> None:
         assert apart(found["begun"]["model"], found["whole"]["model"]) > 0.0
         assert found["resumed"]["consensus"] == found["whole"]["consensus"]
         assert found["resumed"]["samples"] == found["whole"]["samples"]
+        assert "islands: [[0, 1], [2, 3]] in the checkpoint, not set now" in found["refused"]
 
 
 def test_shards_that_several_ranks_hold_count_once(ranks: list[dict[str, Any]]) -> None:
