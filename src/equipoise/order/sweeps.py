@@ -101,7 +101,7 @@ def _signs(
     first = rows[torch.from_numpy(members[:, 0])]
     v = first - rows[torch.from_numpy(members[:, 1])] if signature == PAIR else first
     total, signs, cosines = rows.new_zeros(rows.shape[1]), [], []
-    for block in v.split(_BLOCK):
+    for block in torch.split(v, _BLOCK):
         signed = sign_sequentially(on_host(block @ total).numpy(), on_host(block @ block.T).numpy(), choose_sign)
         total.addmv_(block.T, torch.as_tensor(signed.signs, dtype=total.dtype))
         signs.append(signed.signs)
