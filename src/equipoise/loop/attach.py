@@ -167,7 +167,7 @@ class attach:
     def __enter__(self) -> attach:
         comm = current_comm(self.group) if self.levels is None else self.levels.between
         if self.sampler is not None and self.sampler.comm is not comm:
-            raise UserError("the sampler is of other workers: pass it the same group= or mesh= as eq.attach")
+            raise UserError("the sampler is of other workers: pass the same group= or mesh= to both")
         comm.configure(timeout=self.timeout, deterministic=self.deterministic)
         self.island.configure(timeout=self.timeout, deterministic=self.deterministic)
         limits, deadline = self.limits
