@@ -1,4 +1,4 @@
-"""What should five typical users run? The tables of docs/choosing.md, and the recipes that the package ships.
+"""What should five typical users run? The tables of docs/users.md, and the recipes that the package ships.
 
     python five_users.py --out DIR                   # all five: about half an hour on one core
     python five_users.py --out DIR --only office,wan
@@ -105,7 +105,7 @@ USERS = {
     "wan": User(
         "three sites with two machines each, 50 Mbit and 30 ms between sites",
         DIGITS,
-        RATES,
+        RATES[1:4],
         {
             "all-reduce": momentum(sync="all-reduce"),
             "all-reduce, int4": momentum(sync="all-reduce", wire="int4"),
@@ -234,9 +234,10 @@ def recommended(name: str, measured: dict[str, Any]) -> str:
     virtual = {"cluster": name} if name == "many" else {}
     table = {"workers": workers(name), **virtual, **first["recipe"]}
     head = (
-        f"# For {measured['user']}: {first['choice']}, the fastest of {len(measured['rows'])} choices\n"
-        f"# (docs/choosing.md, {measured['date']}). Data, model and rate are yours to replace:\n"
-        f"#   equipoise train {name} --data my.module:load --model my.module:make --lr 0.1\n"
+        f"# For {measured['user']}: {first['choice']},\n"
+        f"# the first of {len(measured['rows'])} choices that were measured ({measured['date']}, docs/users.md).\n"
+        "# Data, model, target and learning rate are yours to replace:\n"
+        f"#   equipoise train {name} --data my.module:load --model my.module:make --until loss=0.3 --lr 0.1\n"
     )
     return head + tomli_w.dumps(table)
 

@@ -50,7 +50,7 @@ def stored(measured: dict[str, Any], table: str) -> str:
 
 
 def five_users(measured: dict[str, Any], user: str) -> str:
-    """The choices of one user, the fastest first."""
+    """The choices of one user, the fastest first, and the verdict of `equipoise compare`."""
     body = []
     for row in measured[user]["rows"]:
         recipe, spent = row["recipe"], row["spent"]
@@ -68,7 +68,15 @@ def five_users(measured: dict[str, Any], user: str) -> str:
     body[0][0] = f"**{body[0][0]}**"
     target = measured[user]["until"].replace("=", " ")
     head = ["choice", f"simulated s to {target}", "examples", "MB sent", "waiting", "tuned"]
-    return lines([*head, "accuracy of a worker"] if user == "many" else head, body)
+    table = lines([*head, "accuracy of a worker"] if user == "many" else head, body)
+    return f"{table}\n*Verdict of `compare`:* {measured[user]['sentence']}\n"
+
+
+def goodput(measured: dict[str, dict[str, float]], view: str) -> str:
+    """Goodput of each choice under each policy, in % of a run without failures."""
+    policies = list(next(iter(measured.values())))
+    body = [[choice, *(f"{100 * kept[policy]:.1f}" for policy in policies)] for choice, kept in measured.items()]
+    return lines([f"goodput, {view}", *policies], body)
 
 
 def wire_time(measured: dict[str, Any], rate: str) -> str:
@@ -113,6 +121,7 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
 
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "five_users": five_users,
+    "goodput": goodput,
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
