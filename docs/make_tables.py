@@ -119,12 +119,71 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
     return lines(["wire", *(f"/ 16 steps, {m}" for m in models), "/ time saved at 1 Gbit"], body)
 
 
+_FREE = ("D-RR", "flip-flop", "paired reversal")
+
+
+def order_seconds(measured: dict[str, Any], task: str) -> str:
+    """Losses at equal epochs and at equal seconds (epochs times the cost of a step), mean and range of the seeds.
+
+    A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them.
+    """
+    runs, costs = measured[task], measured["costs"]
+    body, at_equal = [], {}
+    for name, seeds in runs.items():
+        epochs = len(next(iter(seeds.values())))
+        paid = min(epochs, int(epochs / costs[name]))
+        ends = [statistics.mean(values[epochs - 3 : epochs]) for _, values in sorted(seeds.items())]
+        at_equal[name] = [statistics.mean(values[paid - 3 : paid]) for _, values in sorted(seeds.items())]
+        body.append([name, f"{costs[name]:.2f}", _range(ends), str(paid), _range(at_equal[name])])
+    for row in body:
+        free = [at_equal[name] for name in _FREE if name in at_equal]
+        ahead = sum(all(mine < other[i] for other in free) for i, mine in enumerate(at_equal[row[0]]))
+        row.append("" if row[0] in _FREE else f"{ahead} of {len(at_equal[row[0]])}")
+    head = ["order", "cost of a step", f"loss after {epochs} epochs", "epochs at equal seconds", "loss then"]
+    return lines([*head, "seeds in which it is ahead of all free orders"], body)
+
+
+def _range(values: list[float]) -> str:
+    return f"{digits(statistics.mean(values))} ({digits(min(values))} to {digits(max(values))})"
+
+
+def order_cost(measured: dict[str, float], view: str) -> str:
+    """Time of an ordered step / a plain step."""
+    names = list(dict.fromkeys(name.split(": ")[1] for name in measured if name.endswith(" / plain")))
+    tasks = list(dict.fromkeys(name.split(": ")[0] for name in measured))
+    body = [[n.split(" / ")[0], *(f"{measured[f'{task}: {n}']:.2f}" for task in tasks)] for n in names]
+    return lines(["", *tasks], body)
+
+
+def order_processes(measured: dict[str, float], view: str) -> str:
+    """Time and bytes of an order on processes."""
+    names = [name.removesuffix(" step / D-RR step") for name in measured if name.endswith(" step / D-RR step")]
+    body = [
+        [n, f"{measured[f'{n} step / D-RR step']:.2f}", f"{measured[f'{n}: extra bytes / all-reduce']:.4f}"]
+        for n in names
+    ]
+    return lines(["order", "step / D-RR step", "extra bytes / all-reduce bytes"], body)
+
+
+def order_gossip(measured: dict[str, float], view: str) -> str:
+    """Largest prefix norms by world size."""
+    keys = [name.split(", ") for name in measured]
+    orders = list(dict.fromkeys(key[0] for key in keys))
+    columns = list(dict.fromkeys((key[1], key[2]) for key in keys))
+    body = [[o, *(f"{measured[f'{o}, {d}, {w}']:.1f}" for d, w in columns)] for o in orders]
+    return lines(["", *(f"{d.replace('dimensions', 'dim.')}, {w.replace('workers', 'w.')}" for d, w in columns)], body)
+
+
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "five_users": five_users,
     "goodput": goodput,
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
+    "order_seconds": order_seconds,
+    "order_cost": order_cost,
+    "order_processes": order_processes,
+    "order_gossip": order_gossip,
 }
 FILES = {"wire_time_short": "wire_time"}
 

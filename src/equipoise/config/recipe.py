@@ -31,6 +31,7 @@ MODELS = {
     "synthetic": "logistic",
     "fashion-mnist": "lenet",
     "cifar10": "lenet",
+    "images": "lenet",
     "text": "transformer",
     "tsv": "lstm",
 }

@@ -154,7 +154,8 @@ def check_slow(slow: list[float], workers: int, *, elastic: bool) -> None:
 
 
 # What may differ from worker to worker: hosts have folders and memory of their own.
-_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", "data.dir", "data.path", "data.test_path")
+_PATHS = ("data.dir", "data.path", "data.test_path", "data.target_path", "data.test_target_path")
+_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", *_PATHS)
 _DECIDED = (
     "until",
     "nonfinite",
