@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1.0, help="simulated")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--failures", type=float, default=4.0, help="per hour and worker")
-    parser.add_argument("--json", metavar="FILE", help="also write {choice: {policy: part of the goodput that is kept}}")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write {choice: {policy: part of the goodput that is kept}}"
+    )
     arguments = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     seconds = 3600.0 * arguments.hours

@@ -63,7 +63,14 @@ def five_users(measured: dict[str, Any], user: str) -> str:
         settings = [f"lr {recipe['lr']:g}", *([f"period {steps}"] if steps > 1 else [])]
         settings += [f"momentum {recipe['momentum']:g}"] if "momentum" in recipe else []
         waiting = f"{spent['wait'] / sum(spent.values()):.0%}" if spent else ""
-        cells = [row["choice"], time, f"{row['examples']:,.0f}", digits(row["bytes"] / 1e6), waiting, ", ".join(settings)]
+        cells = [
+            row["choice"],
+            time,
+            f"{row['examples']:,.0f}",
+            digits(row["bytes"] / 1e6),
+            waiting,
+            ", ".join(settings),
+        ]
         body.append([*cells, f"{row['local_accuracy']:.2f}"] if user == "many" else cells)
     body[0][0] = f"**{body[0][0]}**"
     target = measured[user]["until"].replace("=", " ")

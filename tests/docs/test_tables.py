@@ -59,7 +59,9 @@ def tables_by_hand(text: str) -> list[str]:
 def test_no_measured_table_is_written_by_hand(tables: ModuleType) -> None:
     for path in tables.PAGES:
         if path.name not in _WRITTEN:
-            assert not tables_by_hand(path.read_text()), f"{path.name}: put it into docs/measured, and markers around it"
+            assert not tables_by_hand(path.read_text()), (
+                f"{path.name}: put it into docs/measured, and markers around it"
+            )
 
 
 def test_a_table_by_hand_is_noticed() -> None:
