@@ -1,6 +1,6 @@
 """How much of the work is kept when workers fail? Elastic, waiting for the repair, and restarting from a checkpoint.
 
-    python bench/goodput.py --hours 1 --seeds 1 --json docs/measured/goodput.json
+    python bench/goodput.py --hours 1 --seeds 1
 
 Ten virtual workers of a described cluster fail four times an hour each, for two minutes: each is there for 88 % of the
 time, and all ten for 28 % of it. All policies meet the same failures. Goodput is the number of examples that count per

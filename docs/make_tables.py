@@ -57,7 +57,8 @@ def five_users(measured: dict[str, Any], user: str) -> str:
         if row["reached"] < row["seeds"]:
             time = f"reached with {row['reached']} of {row['seeds']} seeds"
         else:
-            time = f"{digits(row['seconds'])} ± {digits(row['deviation'])}"
+            spread = f" ± {digits(row['deviation'])}" if row["seeds"] > 1 else ""
+            time = f"{digits(row['seconds'])}{spread}"
         period = recipe.get("period", 1)
         steps = period["steps"] if isinstance(period, dict) else period
         settings = [f"lr {recipe['lr']:g}", *([f"period {steps}"] if steps > 1 else [])]
@@ -77,13 +78,6 @@ def five_users(measured: dict[str, Any], user: str) -> str:
     head = ["choice", f"simulated s to {target}", "examples", "MB sent", "waiting", "tuned"]
     table = lines([*head, "accuracy of a worker"] if user == "many" else head, body)
     return f"{table}\n*Verdict of `compare`:* {measured[user]['sentence']}\n"
-
-
-def goodput(measured: dict[str, dict[str, float]], view: str) -> str:
-    """Goodput of each choice under each policy, in % of a run without failures."""
-    policies = list(next(iter(measured.values())))
-    body = [[choice, *(f"{100 * kept[policy]:.1f}" for policy in policies)] for choice, kept in measured.items()]
-    return lines([f"goodput, {view}", *policies], body)
 
 
 def wire_time(measured: dict[str, Any], rate: str) -> str:
@@ -183,7 +177,6 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
 
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "five_users": five_users,
-    "goodput": goodput,
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,

@@ -15,11 +15,13 @@ from equipoise.core.toml import read_toml
 from equipoise.simulate.cluster import Cluster
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured" / "five_users.json"
-USERS = ["home", "many", "office", "private", "wan"]
+USERS = sorted(json.loads(MEASURED.read_text()))
 
 
 def test_names() -> None:
-    assert shipped.names("recipe") == shipped.names("cluster") == USERS
+    """A recipe without a measurement is not recommended."""
+    assert shipped.names("cluster") == ["home", "many", "office", "private", "wan"]
+    assert shipped.names("recipe") == USERS
 
 
 @pytest.mark.parametrize("name", USERS)
@@ -30,10 +32,10 @@ def test_the_recommended_recipe_is_the_measured_winner(name: str) -> None:
     table = read_toml(shipped.find("recipe", name))
     assert table.pop("workers") == Cluster.load(shipped.find("cluster", name)).size
     table.pop("cluster", None)
-    assert table == winner["recipe"]
+    assert table == {key: value for key, value in winner["recipe"].items() if key != "budget"}
 
 
-@pytest.mark.parametrize("name", ["home", "private"])
+@pytest.mark.parametrize("name", ["home", "office"])
 def test_it_trains_and_can_be_changed(name: str, tmp_path: Path) -> None:
     words = ["train", name, "--steps", "2", "--data.limit", "200", "--out", str(tmp_path / "run"), "--quiet"]
     assert main([*words, "--cluster", name]) == 0
