@@ -50,25 +50,34 @@ def stored(measured: dict[str, Any], table: str) -> str:
 
 
 def five_users(measured: dict[str, Any], user: str) -> str:
-    """The choices of one user, the fastest first."""
+    """The choices of one user, the fastest first, and the verdict of `equipoise compare`."""
     body = []
     for row in measured[user]["rows"]:
         recipe, spent = row["recipe"], row["spent"]
         if row["reached"] < row["seeds"]:
             time = f"reached with {row['reached']} of {row['seeds']} seeds"
         else:
-            time = f"{digits(row['seconds'])} ± {digits(row['deviation'])}"
+            spread = f" ± {digits(row['deviation'])}" if row["seeds"] > 1 else ""
+            time = f"{digits(row['seconds'])}{spread}"
         period = recipe.get("period", 1)
         steps = period["steps"] if isinstance(period, dict) else period
         settings = [f"lr {recipe['lr']:g}", *([f"period {steps}"] if steps > 1 else [])]
         settings += [f"momentum {recipe['momentum']:g}"] if "momentum" in recipe else []
         waiting = f"{spent['wait'] / sum(spent.values()):.0%}" if spent else ""
-        cells = [row["choice"], time, f"{row['examples']:,.0f}", digits(row["bytes"] / 1e6), waiting, ", ".join(settings)]
+        cells = [
+            row["choice"],
+            time,
+            f"{row['examples']:,.0f}",
+            digits(row["bytes"] / 1e6),
+            waiting,
+            ", ".join(settings),
+        ]
         body.append([*cells, f"{row['local_accuracy']:.2f}"] if user == "many" else cells)
     body[0][0] = f"**{body[0][0]}**"
     target = measured[user]["until"].replace("=", " ")
     head = ["choice", f"simulated s to {target}", "examples", "MB sent", "waiting", "tuned"]
-    return lines([*head, "accuracy of a worker"] if user == "many" else head, body)
+    table = lines([*head, "accuracy of a worker"] if user == "many" else head, body)
+    return f"{table}\n*Verdict of `compare`:* {measured[user]['sentence']}\n"
 
 
 def wire_time(measured: dict[str, Any], rate: str) -> str:
