@@ -2,7 +2,7 @@
 
     python order_gossip.py --json FILE
 
-Fixed unit vectors in 16 and 128 dimensions, 4,096 in total, one pair per worker and step, 9 epochs of pair balance on
+Fixed unit vectors in 16 and 128 dimensions, 2,048 in total, one pair per worker and step, 8 epochs of pair balance on
 virtual workers: the largest norm of a prefix of the sum over workers. In 16 dimensions 4 workers already have more
 pairs in flight than an eighth of the dimension, in 128 dimensions 16 have as many.
 """
@@ -19,7 +19,7 @@ import equipoise as eq
 from equipoise.core.context import Context, WorkerInfo
 from equipoise.signal import Rows
 
-WORKERS, DIMENSIONS, VECTORS, EPOCHS = (4, 16, 64), (16, 128), 4096, 9
+WORKERS, DIMENSIONS, VECTORS, EPOCHS = (4, 16, 64), (16, 128), 2048, 8
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "random": eq.order.Reshuffle,
     "ID-GraB": lambda: eq.order.IDGraB(signal="exact"),
