@@ -3,7 +3,9 @@
     python docs/make_tables.py            # write
     python docs/make_tables.py --check    # exit code 1 if a table differs from what was measured
 
-docs/measured/NAME.json is written by a benchmark (`--table` or `--json`). A table stands between two markers:
+docs/measured/NAME.json is written by a benchmark (`--table` or `--json`). docs/measured/pages/PAGE.json has tables as
+they were read off a benchmark's output: cells, with the date, the commit and the command of the measurement. A table
+stands between two markers:
 
     <!-- measured: NAME VIEW -->
     <!-- end -->
@@ -40,6 +42,33 @@ def digits(value: float) -> str:
         return "-"
     places = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:,.{places}f}"
+
+
+def stored(measured: dict[str, Any], table: str) -> str:
+    """A table whose cells are in the file."""
+    return lines(measured[table]["head"], measured[table]["rows"])
+
+
+def five_users(measured: dict[str, Any], user: str) -> str:
+    """The choices of one user, the fastest first."""
+    body = []
+    for row in measured[user]["rows"]:
+        recipe, spent = row["recipe"], row["spent"]
+        if row["reached"] < row["seeds"]:
+            time = f"reached with {row['reached']} of {row['seeds']} seeds"
+        else:
+            time = f"{digits(row['seconds'])} ± {digits(row['deviation'])}"
+        period = recipe.get("period", 1)
+        steps = period["steps"] if isinstance(period, dict) else period
+        settings = [f"lr {recipe['lr']:g}", *([f"period {steps}"] if steps > 1 else [])]
+        settings += [f"momentum {recipe['momentum']:g}"] if "momentum" in recipe else []
+        waiting = f"{spent['wait'] / sum(spent.values()):.0%}" if spent else ""
+        cells = [row["choice"], time, f"{row['examples']:,.0f}", digits(row["bytes"] / 1e6), waiting, ", ".join(settings)]
+        body.append([*cells, f"{row['local_accuracy']:.2f}"] if user == "many" else cells)
+    body[0][0] = f"**{body[0][0]}**"
+    target = measured[user]["until"].replace("=", " ")
+    head = ["choice", f"simulated s to {target}", "examples", "MB sent", "waiting", "tuned"]
+    return lines([*head, "accuracy of a worker"] if user == "many" else head, body)
 
 
 def wire_time(measured: dict[str, Any], rate: str) -> str:
@@ -137,6 +166,7 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
 
 
 VIEWS: dict[str, Callable[[Any, str], str]] = {
+    "five_users": five_users,
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
@@ -151,7 +181,7 @@ def rendered(text: str) -> str:
     def block(match: re.Match[str]) -> str:
         name, view = match[2], match[3]
         path = ROOT / "docs" / "measured" / f"{FILES.get(name, name)}.json"
-        return match[1] + VIEWS[name](json.loads(path.read_text()), view.replace("_", " ")) + match[4]
+        return match[1] + VIEWS.get(name, stored)(json.loads(path.read_text()), view.replace("_", " ")) + match[4]
 
     return _BLOCK.sub(block, text)
 

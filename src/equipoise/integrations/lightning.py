@@ -18,7 +18,7 @@ from ..loop.sampler import Sampler
 from .lightning_data import sampled
 from .worker_state import put_back_worker_state, refuse_unknown, worker_state
 
-require("lightning", "lightning", "equipoise.frameworks.lightning")
+require("lightning", "lightning", "equipoise.integrations.lightning")
 
 from lightning.fabric.strategies import DDPStrategy as FabricDDP  # noqa: E402
 from lightning.fabric.strategies.strategy import _BackwardSyncControl  # noqa: E402
