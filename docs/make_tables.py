@@ -124,36 +124,35 @@ _FREE = ("D-RR", "flip-flop", "paired reversal")
 
 
 def order_seconds(measured: dict[str, Any], task: str) -> str:
-    """Losses at equal epochs and at equal seconds (epochs times the cost of a step), mean and range of the seeds.
+    """Losses at equal epochs, and at equal seconds where the cost of a step was measured; mean and range of the seeds.
 
     A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them.
     """
-    runs, costs = measured[task], measured["costs"]
-    body, at_equal = [], {}
-    for name, seeds in runs.items():
-        epochs = len(next(iter(seeds.values())))
-        paid = min(epochs, int(epochs / costs[name]))
-        ends = [statistics.mean(values[epochs - 3 : epochs]) for _, values in sorted(seeds.items())]
-        at_equal[name] = [statistics.mean(values[paid - 3 : paid]) for _, values in sorted(seeds.items())]
-        body.append([name, f"{costs[name]:.2f}", _range(ends), str(paid), _range(at_equal[name])])
-    for row in body:
-        free = [at_equal[name] for name in _FREE if name in at_equal]
-        ahead = sum(all(mine < other[i] for other in free) for i, mine in enumerate(at_equal[row[0]]))
-        row.append("" if row[0] in _FREE else f"{ahead} of {len(at_equal[row[0]])}")
+    runs, costs = measured[task], measured["costs"].get(task, {})
+    seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
+    epochs = len(next(iter(runs.values()))[seeds[0]])
+    costs = dict.fromkeys(_FREE, 1.0) | costs
+    paid = {name: min(epochs, int(epochs / costs.get(name, 1.0))) for name in runs}
+    ends = {name: [_settled(of[seed], epochs) for seed in seeds] for name, of in runs.items()}
+    then = {name: [_settled(of[seed], paid[name]) for seed in seeds] for name, of in runs.items()}
+    body = []
+    for name in runs:
+        row = [name, f"{costs[name]:.2f}" if name in costs else "not measured", _range(ends[name])]
+        row += [str(paid[name]), _range(then[name])] if name in costs else ["-", "-"]
+        used = then if name in costs else ends
+        ahead = sum(all(mine < used[other][i] for other in _FREE) for i, mine in enumerate(used[name]))
+        body.append([*row, "" if name in _FREE else f"{ahead} of {len(seeds)}"])
     head = ["order", "cost of a step", f"loss after {epochs} epochs", "epochs at equal seconds", "loss then"]
-    return lines([*head, "seeds in which it is ahead of all free orders"], body)
+    return lines([*head, "seeds ahead of all free orders"], body)
+
+
+def _settled(values: list[float], epochs: int) -> float:
+    """The mean over the last three epochs: where a random order's last epoch ends is luck."""
+    return statistics.mean(values[max(0, epochs - 3) : epochs])
 
 
 def _range(values: list[float]) -> str:
     return f"{digits(statistics.mean(values))} ({digits(min(values))} to {digits(max(values))})"
-
-
-def order_cost(measured: dict[str, float], view: str) -> str:
-    """Time of an ordered step / a plain step."""
-    names = list(dict.fromkeys(name.split(": ")[1] for name in measured if name.endswith(" / plain")))
-    tasks = list(dict.fromkeys(name.split(": ")[0] for name in measured))
-    body = [[n.split(" / ")[0], *(f"{measured[f'{task}: {n}']:.2f}" for task in tasks)] for n in names]
-    return lines(["", *tasks], body)
 
 
 def order_processes(measured: dict[str, float], view: str) -> str:
@@ -171,7 +170,7 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
     keys = [name.split(", ") for name in measured]
     orders = list(dict.fromkeys(key[0] for key in keys))
     columns = list(dict.fromkeys((key[1], key[2]) for key in keys))
-    body = [[o, *(f"{measured[f'{o}, {d}, {w}']:.1f}" for d, w in columns)] for o in orders]
+    body = [[o, *(f"{measured.get(f'{o}, {d}, {w}', math.nan):.1f}" for d, w in columns)] for o in orders]
     return lines(["", *(f"{d.replace('dimensions', 'dim.')}, {w.replace('workers', 'w.')}" for d, w in columns)], body)
 
 
@@ -181,7 +180,6 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
     "order_seconds": order_seconds,
-    "order_cost": order_cost,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
 }
