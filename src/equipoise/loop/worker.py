@@ -37,7 +37,7 @@ from .example_gradients import example_gradients
 from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
 from .job import Job, settings_of
-from .lr_schedule import LRSchedule
+from .lr_schedule import LRSchedule, forecast
 from .overflow import LossScale
 from .positions import position_of, sizes_of
 from .progress import Asynchronous, Lockstep, Progress
@@ -73,6 +73,9 @@ class Worker:
             self.optimizer = job.optimizer(self.model.parameters())
         else:
             self.model, self.optimizer = before.model, before.optimizer
+        self.scheduler = None
+        if job.scheduler is not None:
+            self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
         self.indices = np.empty(0, dtype=np.int64)  # of the batch at hand
         self.stepper = Step(
             self.model,
@@ -90,6 +93,7 @@ class Worker:
                 self.model, self._loss_of, comm, total_examples=len(job.train), seed=job.seed
             ),
             example_gradients=self._example_gradients,
+            forecast=forecast(job.length, len(job.train), self.scheduler),
             equal=begins,
         )
         step = self.stepper
@@ -109,9 +113,6 @@ class Worker:
         self.scale: LossScale | None = None
         if job.autocast == torch.float16:
             self.scale = LossScale(self.optimizer, comm, self.device, lockstep=step.lockstep)
-        self.scheduler = None
-        if job.scheduler is not None:
-            self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
         self.progress: Progress = Lockstep(self) if step.lockstep else Asynchronous(self)
         self.slow = job.slow_down(comm)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
