@@ -164,7 +164,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
             for seed in range(args.seeds):
                 all_cases.append(Case(task, period, f"constant {small}", seed, eq.batch.Fixed(small), lr))
                 all_cases.append(Case(task, period, f"constant {equal}", seed, eq.batch.Fixed(equal), equal_lr))
-                all_cases.append(Case(task, period, f"annealed, {args.rounds:.3g} of the rounds", seed, annealed, lr))
+                all_cases.append(Case(task, period, f"annealed, {args.rounds:.2g} of the rounds", seed, annealed, lr))
                 all_cases.append(Case(task, period, f"constant {large}", seed, eq.batch.Fixed(large), scaled))
                 all_cases.append(Case(task, period, f"norm test, paper, eta {args.paper_eta:g}", seed, paper, lr))
                 all_cases.append(Case(task, period, f"norm test, steady, eta {eta:g}", seed, steady, lr))
@@ -202,6 +202,16 @@ def table(task: str, rows: dict[tuple[int, str], list[dict[str, Any]]]) -> dict[
             ratios[f"{task}, H = {period}, {name}: rounds / small"] = parts
             ratios[f"{task}, H = {period}, {name}: lost"] = lost
     return ratios
+
+
+def keep_table(tasks: dict[str, dict[tuple[int, str], list[dict[str, Any]]]], path: Path) -> None:
+    """{"TASK, H = PERIOD": {rule: {quantity: one value per seed}}}, beside what the file has."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    for task, rows in tasks.items():
+        for (period, name), seeds in rows.items():
+            columns = {k: [round(s[k], 4) for s in seeds] for k in ("quality", "rounds", "megabytes", "batch")}
+            known.setdefault(f"{task}, H = {period}", {})[name] = columns
+    path.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def draw(rows: dict[str, dict[tuple[int, str], list[dict[str, Any]]]], path: str) -> None:
@@ -270,6 +280,7 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw quality against rounds")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
+    parser.add_argument("--table", metavar="FILE", help="add what was measured to this file, for docs/make_tables.py")
     args = parser.parse_args()
     if args.full:
         args.side, args.epochs, args.windows, args.text_epochs, args.vocabulary = 32, 40, None, 10, 10_000
@@ -295,6 +306,8 @@ def main() -> None:
     ratios: dict[str, float] = {}
     for task, means in tasks.items():
         ratios |= table(task, means)
+    if args.table:
+        keep_table(tasks, Path(args.table))
     if args.plot:
         draw(tasks, args.plot)
     print(f"\n{time.time() - started:.0f} s, {args.seeds} seed{'s' if args.seeds > 1 else ''}")

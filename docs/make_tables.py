@@ -82,10 +82,28 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
     return lines(["wire", *(f"/ 16 steps, {m}" for m in models), "/ time saved at 1 Gbit"], body)
 
 
+def adaptive_batch(measured: dict[str, Any], task: str) -> str:
+    """Rules against the first one, the small constant batch: quality of each seed, what is lost, rounds."""
+    rows = measured[task]
+    small, text = next(iter(rows.values())), task.startswith("text")
+    body = []
+    for name, row in rows.items():
+        mean, own = statistics.mean(row["quality"]), statistics.mean(small["quality"])
+        lost = f"{100 * (mean / own - 1):.1f} %" if text else f"{own - mean:.1f}"
+        part = statistics.mean(row["rounds"]) / statistics.mean(small["rounds"])
+        each = ", ".join(f"{value:.3f}" if text else f"{value:.1f}" for value in row["quality"])
+        shown = f"{mean:.3f}" if text else f"{mean:.1f}"
+        counts = [f"{statistics.mean(row['rounds']):.0f}", "" if row is small else f"{part:.2f}"]
+        body.append([name, shown, each, "" if row is small else lost, *counts, digits(statistics.mean(row["megabytes"]))])
+    metric = "test loss" if text else "accuracy %"
+    return lines(["local batch", metric, "seeds", "lost", "rounds", "fraction", "MB sent"], body)
+
+
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
+    "adaptive_batch": adaptive_batch,
 }
 FILES = {"wire_time_short": "wire_time"}
 

@@ -155,15 +155,15 @@ def test_an_own_loop_gives_the_same_bits() -> None:
     assert len(sizes) == pytest.approx(0.3 * 250, abs=4)
 
 
-def test_adaptive_rules_scale_the_rate_themselves() -> None:
-    """The same bits as `--scaling`, which needs `eq.train`."""
+@pytest.mark.parametrize("scaling", ["linear", "sqrt", "adascale"])
+def test_adaptive_rules_scale_the_rate_themselves(scaling: str) -> None:
+    """As `--scaling` does, which needs `eq.train`."""
     options: dict[str, Any] = {"start": 4, "eta": 0.5, "most": 32}
-    for scaling in ("linear", "sqrt", "adascale"):
-        by_schedule = train(eq.batch.NormTest(**options), scheduler=lambda o: LRSchedule(o, scaling=scaling))
-        by_rule = train(eq.batch.NormTest(**options, scale_lr=scaling), scheduler=None)
-        assert by_rule.result["steps"] < 3 * 250 * 0.9
-        x, y = (torch.cat([p.flatten() for p in r.model.parameters()]) for r in (by_schedule, by_rule))
-        assert torch.allclose(x, y, atol=1e-4), scaling
+    by_schedule = train(eq.batch.NormTest(**options), scheduler=lambda o: LRSchedule(o, scaling=scaling))
+    by_rule = train(eq.batch.NormTest(**options, scale_lr=scaling), scheduler=None)
+    assert by_rule.result["steps"] < 3 * 250 * 0.9
+    x, y = (torch.cat([p.flatten() for p in r.model.parameters()]) for r in (by_schedule, by_rule))
+    assert torch.allclose(x, y, atol=1e-4)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -78,7 +78,7 @@ def test_workers_that_change_speed_get_other_blocks(
 ) -> None:
     table = {0: [1.0, 1.0], 1: [1.0, 4.0] if divided else [1.0, 1.005]}
 
-    def rates(job: Job, comm: Any) -> list[float]:
+    def rates(job: Job, comm: Any, batch: int | None = None) -> list[float]:
         known = comm.__dict__.setdefault("measured", [])
         known.append(1)
         return table[min(len(known) - 1, 1)]

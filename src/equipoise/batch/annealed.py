@@ -100,7 +100,7 @@ class Annealed(Batch):
 
     def _shape(self, done: float) -> float:
         """start d(t)^-power."""
-        return self.start * max(self._decay(done), 1e-6) ** -self.power
+        return self.start * math.pow(max(self._decay(done), 1e-6), -self.power)
 
     def _decay(self, done: float) -> float:
         forecast = self.context.forecast

@@ -42,6 +42,7 @@ from .overflow import LossScale
 from .positions import position_of, sizes_of
 from .progress import Asynchronous, Lockstep, Progress
 from .rebalance import rebalance
+from .relearn import relearn
 from .result import finish
 from .snapshot import Done, Parts
 from .state import load_worker, state_of
@@ -178,6 +179,7 @@ class Worker:
                 if self.position.steps_left == 0:
                     self.clock.epoch += 1
                     rebalance(self)
+                    relearn(self)
                     self.position.begin(self.clock.epoch)
                 started = time.perf_counter()
                 loss = self.step()
