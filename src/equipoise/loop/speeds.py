@@ -176,9 +176,11 @@ def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None, batch
 
     slow = job.slow_down(comm)
     if comm.virtual:
-        # Virtual workers take turns on one processor: only their simulated clock tells them apart.
+        # Virtual workers take turns on one processor: only their simulated clock tells them apart. A step alone: many
+        # would say how fast a worker is going to be, not how fast it is.
+        examples = _mean_size(job)
         with comm.uncounted():
-            return comm.gather_objects(Rate(1e6 / comm.computed(1e6 * slow), 0.0))
+            return comm.gather_objects(Rate(examples / comm.computed(examples * slow), 0.0))
     kept = rng_state()
     try:
         # The same on all workers where nothing else is said: unlike batches are compared at unlike efficiency.
