@@ -99,11 +99,24 @@ def adaptive_batch(measured: dict[str, Any], task: str) -> str:
     return lines(["local batch", metric, "seeds", "lost", "rounds", "fraction", "MB sent"], body)
 
 
+def partition_processes(measured: dict[str, Any], view: str) -> str:
+    """Seconds with equal blocks, and with blocks by speed relative to them."""
+    body = []
+    for mean, rows in measured["rows"].items():
+        base = rows["equal"]["seconds"]
+        parts = [f"{rows[blocks]['seconds'] / base:.2f}" for blocks in ("declared", "measured")]
+        computing = max(rows["measured"]["compute"]) / max(rows["equal"]["compute"])
+        body.append([mean, digits(base), *parts, f"{computing:.2f}", f"{measured['ideal']:.2f}"])
+    head = ["mean batch", "equal blocks, s", "declared speeds", "measured speeds", "of these, computing alone", "ideal"]
+    return lines(head, body)
+
+
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
     "adaptive_batch": adaptive_batch,
+    "partition_processes": partition_processes,
 }
 FILES = {"wire_time_short": "wire_time"}
 
