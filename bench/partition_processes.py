@@ -77,7 +77,9 @@ def main() -> None:
     ideal = min(SPEEDS) * len(SPEEDS) / sum(SPEEDS)
     table: dict[str, Any] = {}
     ratios: list[tuple[str, float, float | None]] = []
-    print(f"{'batch':>6} {'blocks':<10} {'seconds':>8} {'/ equal':>8} {'ideal':>6}  compute by worker, samples by worker")
+    print(
+        f"{'batch':>6} {'blocks':<10} {'seconds':>8} {'/ equal':>8} {'ideal':>6}  compute by worker, samples by worker"
+    )
     for mean in args.batch:
         rows = {blocks: one(args, data, mean, blocks) for blocks in BLOCKS}
         for blocks, row in rows.items():
