@@ -2,9 +2,9 @@
 
     python partition_processes.py --data-dir DIR [--batch 32,64,128] [--spare 3]      # alone on the machine
 
-LeNet on CIFAR-10, four processes at the speeds 1:2:4:8, a round at every second step. A worker is slowed down by sleeping
-for a multiple of its own processor time; `--spare` slows all of them by that factor more, so that the fastest do not
-need all of the processors, which real machines do not share. Blocks: equal; proportional to the declared speeds;
+LeNet on CIFAR-10, four processes at the speeds 1:2:4:8, a round at every second step. A worker is slowed down by
+sleeping for a multiple of its own processor time; `--spare` slows all of them by that factor more, so that the fastest
+do not need all of the processors, which real machines do not share. Blocks: equal; proportional to the declared speeds;
 proportional to measured ones, for which a step costs a_j + c_j b. `ideal` is the harmonic limit min(r) / mean(r).
 """
 

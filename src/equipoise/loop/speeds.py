@@ -144,8 +144,12 @@ def settled_rates(job: Job, comm: Comm) -> list[float]:
         return rates
     mean = _mean_size(job)
     small = max(1, mean // 4)
-    times = [mean / rate for rate in rates], [small / rate for rate in job_rates(job, comm, small)]
-    return balanced_rates(mean, small, *times) if small < mean else rates
+    if small == mean:
+        return rates
+    short = [small / rate for rate in job_rates(job, comm, small)]
+    # Again: the first steps of a process are slower, and the difference of both is what counts.
+    long = [mean / rate for rate in job_rates(job, comm)]
+    return balanced_rates(mean, small, long, short)
 
 
 def balanced_rates(mean: int, small: int, long: list[float], short: list[float]) -> list[float]:
