@@ -120,6 +120,37 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
     return lines(["wire", *(f"/ 16 steps, {m}" for m in models), "/ time saved at 1 Gbit"], body)
 
 
+def adaptive_batch(measured: dict[str, Any], task: str) -> str:
+    """Rules against the first one, the small constant batch: quality of each seed, what is lost, rounds."""
+    rows = measured[task]
+    small, text = next(iter(rows.values())), task.startswith("text")
+    body = []
+    for name, row in rows.items():
+        mean, own = statistics.mean(row["quality"]), statistics.mean(small["quality"])
+        lost = f"{100 * (mean / own - 1):.1f} %" if text else f"{own - mean:.1f}"
+        part = statistics.mean(row["rounds"]) / statistics.mean(small["rounds"])
+        each = ", ".join(f"{value:.3f}" if text else f"{value:.1f}" for value in row["quality"])
+        shown = f"{mean:.3f}" if text else f"{mean:.1f}"
+        counts = [f"{statistics.mean(row['rounds']):.0f}", "" if row is small else f"{part:.2f}"]
+        body.append(
+            [name, shown, each, "" if row is small else lost, *counts, digits(statistics.mean(row["megabytes"]))]
+        )
+    metric = "test loss" if text else "accuracy %"
+    return lines(["local batch", metric, "seeds", "lost", "rounds", "fraction", "MB sent"], body)
+
+
+def partition_processes(measured: dict[str, Any], view: str) -> str:
+    """Seconds with equal blocks, and with blocks by speed relative to them."""
+    body = []
+    for mean, rows in measured["rows"].items():
+        base = rows["equal"]["seconds"]
+        parts = [f"{rows[blocks]['seconds'] / base:.2f}" for blocks in ("declared", "measured")]
+        computing = max(rows["measured"]["compute"]) / max(rows["equal"]["compute"])
+        body.append([mean, digits(base), *parts, f"{computing:.2f}", f"{measured['ideal']:.2f}"])
+    head = ["mean batch", "equal blocks, s", "declared speeds", "measured speeds", "of these, computing alone", "ideal"]
+    return lines(head, body)
+
+
 _FREE = ("D-RR", "flip-flop", "paired reversal")
 
 
@@ -179,6 +210,8 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
+    "adaptive_batch": adaptive_batch,
+    "partition_processes": partition_processes,
     "order_seconds": order_seconds,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
