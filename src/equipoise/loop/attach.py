@@ -313,10 +313,12 @@ class attach:
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.elastic is None:
             self._give_back()
+            self.step.depart()
         elif self._counts:
             try:
                 self._give_back()
                 self.elastic.after_step()
+                self.step.depart()
             except PeerLost:
                 self.elastic.lost(let_in=True)
 

@@ -98,7 +98,9 @@ class DeTAG(Gossip):
             self.gossiped[self.elements :].add_(self.gathered).sub_(self.gathered_before)
             self.gathered, self.gathered_before = self.gathered_before.zero_(), self.gathered
             self._begin_phase(x)
-        if self.overlap:
+
+    def depart(self, x: torch.Tensor) -> None:
+        if self.overlap and not self.mixing.in_flight:
             self.mixing.begin(self.gossiped)
 
     def sent_with_model(self) -> dict[str, Any]:
