@@ -121,7 +121,7 @@ def test_errors_name_the_function_and_the_fix(
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (("nowhere",), "is no folder of a run"),
+        (("nowhere",), "is not the folder of a run"),
         (("a", "--of", "best"), "takes mean or centre"),
         (("a", "--format", "onnx"), "takes pt or safetensors"),
     ],

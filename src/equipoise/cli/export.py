@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import CheckpointError, UserError
+from ..core.errors import UserError
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """The file holds a state_dict. To load it into the plain model:
 
-  model.load_state_dict(torch.load("model.pt", weights_only=True))
-  model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+  state = torch.load("model.pt", weights_only=True)
+  state = safetensors.torch.load_file("model.safetensors")
+  model.load_state_dict(state)
 
 mean is the mean over workers at the end of the run, as in RUN/model.pt; of the newest checkpoint where a run was
 killed. centre is the centre variable of the newest checkpoint, for syncs that have one (diloco, easgd, lgrawa, ...).
 
 examples:
-  equipoise export runs/demo-1/lgrawa-seed-0 --format safetensors --out digits.safetensors
+  equipoise export runs/demo-1 --format safetensors --out digits.safetensors
   equipoise export runs/digits-easgd-1 --of centre --out centre.pt
 """
 
 
 def configure(parser: Parser) -> None:
     parser.usage, parser.epilog = "equipoise export RUN [flags]", _DESCRIPTION
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument("run", metavar="RUN", help="folder of a run; of a comparison: a run of its winner")
     parser.add_argument("--of", default="mean", metavar="mean|centre", help="which model (default: mean)")
     parser.add_argument(
         "--format", default=None, metavar="pt|safetensors", help="file format (default: by the name of --out, or pt)"
@@ -37,15 +38,15 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folder, of, format = Path(arguments.run), arguments.of, arguments.format
+    of, format = arguments.of, arguments.format
     if of not in ("mean", "centre"):
         raise UserError(f"--of {of}: takes mean or centre")
     if format not in (None, "pt", "safetensors"):
         raise UserError(f"--format {format}: takes pt or safetensors")
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder of a run")
     from ..checkpoint.weights import format_of, load_weights, save_weights
+    from .run_folders import one_run
 
+    folder = one_run(arguments.run)
     path = Path(arguments.out) if arguments.out is not None else folder / f"{of}.{format or 'pt'}"
     ended = of == "mean" and (folder / "model.pt").exists()
     state = load_weights(folder / "model.pt") if ended else _from_checkpoint(folder, of)

@@ -165,14 +165,14 @@ class Flat:
     @torch.no_grad()
     def gradient(self) -> torch.Tensor:
         """`g` of this step. A parameter without a gradient counts as zero; gradients elsewhere are brought home."""
-        g, homes, gradients = self.g, [], []
+        g, homes, gradients, unused = self.g, [], [], []
         start, itemsize = g.data_ptr(), g.element_size()
         for s, p in self._viewed:
             if p.grad is not None and p.grad.data_ptr() == start + s.start * itemsize:
                 continue
             home = g[s.start : s.stop].view(s.shape)
             if p.grad is None:
-                home.zero_()
+                unused.append(home)
             else:
                 homes.append(home)
                 gradients.append(p.grad)
@@ -180,11 +180,12 @@ class Flat:
         for s, p in self._staged:
             home = g[s.start : s.stop].view(s.shape)
             if p.grad is None:
-                home.zero_()
+                unused.append(home)
             else:
                 homes.append(home)
                 gradients.append(p.grad)
         _copy(homes, gradients)
+        _zero(unused)
         return g
 
     @torch.no_grad()
@@ -192,25 +193,26 @@ class Flat:
         """This step's gradient as a vector of its own, wherever autograd has put it; `g` and the model are left
         alone.
         """
-        out, parts, gradients = torch.empty_like(self.x) if out is None else out, [], []
+        out = torch.empty_like(self.x) if out is None else out
+        parts, gradients, unused = [], [], []
         for s, p in zip(self.slices, self.parameters.values(), strict=True):
             if p.grad is None:
-                out[s.start : s.stop].zero_()
+                unused.append(out[s.start : s.stop])
             else:
                 parts.append(out[s.start : s.stop].view(s.shape))
                 gradients.append(p.grad)
         _copy(parts, gradients)
+        _zero(unused)
         return out
 
     @torch.no_grad()
     def scatter_gradient(self) -> None:
         """Write what a method changed in `g` back to the gradients of the narrower parameters."""
-        for s, p in self._staged:
-            value = self.g[s.start : s.stop].view(s.shape)
+        for _, p in self._staged:
             if p.grad is None:
-                p.grad = value.to(p.dtype)
-            else:
-                p.grad.copy_(value)
+                p.grad = torch.empty_like(p)
+        values = [self.g[s.start : s.stop].view(s.shape) for s, _ in self._staged]
+        _copy([p.grad for _, p in self._staged if p.grad is not None], values)
 
     def layers(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Named slices of a vector, one a parameter tensor."""
@@ -255,6 +257,11 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
     """All of them in a few calls of a device."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))
+
+
+def _zero(targets: list[torch.Tensor]) -> None:
+    if targets:
+        torch._foreach_zero_(targets)
 
 
 def digest(*tensors: torch.Tensor) -> str:

@@ -346,7 +346,7 @@ class attach:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
         if self.sampler is not None:
             _, _, places = self.sampler.use(self.accumulate)
-            if self.sampler.order.watches and places is not None:
+            if self.sampler.order.learning and places is not None:
                 self.sampler.order.observe(places[:0], None)
 
     def _count_seconds(self) -> None:
@@ -468,7 +468,8 @@ class attach:
         """Go on from the newest checkpoint in the `log` folder, or from that of a step, to the same bits.
 
         Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there
-        is no checkpoint yet, so that a loop can always call it.
+        is no checkpoint yet, so that a loop can always call it. A `DataLoader(generator=...)` is not in a checkpoint:
+        seed it by the number of the epoch. Without an `eq.Sampler` make checkpoints at the end of an epoch only.
         """
         if self.log is None:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")

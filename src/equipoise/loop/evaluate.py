@@ -22,7 +22,7 @@ from torch import nn
 from ..core.device import on_host, widest
 from ..core.random import rng_state, set_rng_state
 from ..data.source import Source
-from ..data.training_loss import TrainingLoss, called, divided, moved, right_answers
+from ..data.training_loss import TrainingLoss, called, divided, moved, number, right_answers
 from ..sync.shares import mean_of
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _sums(model: nn.Module, task: EvaluationTask, indices: np.ndarray) -> torch.
         loss += float(forward.loss) * len(part)
         count += len(part)
         for name, metric in training_loss.metrics.items():
-            metrics[name] += float(metric(forward.outputs, forward.targets)) * len(part)
+            metrics[name] += number(name, metric(forward.outputs, forward.targets)) * len(part)
         found = right_answers(forward)
         right, answers = right + found[0], answers + found[1]
     known = right if answers or not count else math.nan

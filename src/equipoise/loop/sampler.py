@@ -200,7 +200,7 @@ class Sampler(BatchSampler):
             self.guard(self._draw)
             if self._indices is not None:
                 yield self._indices.tolist() or self._again()
-        if self.order.watches and not self._watched:
+        if self.order.learning and not self._watched:
             logging.getLogger("equipoise").warning(self._unwatched_words())
 
     def _draw(self) -> None:
@@ -272,7 +272,7 @@ class Sampler(BatchSampler):
         used = [self._queue.popleft() for _ in range(count)]
         self._started, self._since_step = True, 0
         self.finished += count
-        if self.order.watches and self._watched < self.finished:
+        if self.order.learning and self._watched < self.finished:
             raise UserError(self._unwatched_words())
         places = used[0].places if count == 1 else None
         return sum(drawn.size for drawn in used), max((drawn.largest for drawn in used), default=1), places
@@ -285,7 +285,7 @@ class Sampler(BatchSampler):
         The loss must be a mean over the batch. Gradients that were accumulated before are left alone.
         """
         order = self.order
-        if not order.watches:
+        if not order.learning:
             yield
             return
         if not self._unwatched:

@@ -145,7 +145,7 @@ class Step:
         piggyback = None
         if self.batch is not None and self.batch.watches:
             piggyback = self.batch.observe(clock.due or (self._due and self.comm.size == 1))
-        if self.order is not None and self.order.watches and places is not None:
+        if self.order is not None and self.order.learning and places is not None:
             view = self.order.watcher.view() if clock.batch else None
             self.order.observe(places if clock.batch else places[:0], view)
         if self.compressed:

@@ -40,7 +40,7 @@ def refuse_wrapped_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise UserError(
             f"the optimizer is wrapped in {type(optimizer).__name__}, which has no step hooks: pass the one inside it "
-            "(optimizer.optimizer), or use equipoise.frameworks.accelerate.attach"
+            "(optimizer.optimizer), or use equipoise.integrations.accelerate.attach"
         )
 
 
@@ -52,7 +52,7 @@ def refuse_second_division() -> None:
         if type(owner).__name__ == "BatchSamplerShard" and owner.num_processes > 1:
             raise UserError(
                 "accelerator.prepare(loader) divides the batches of eq.Sampler among the workers, and they are this "
-                "worker's own already: use prepare of equipoise.frameworks.accelerate, or leave the loader out"
+                "worker's own already: use prepare of equipoise.integrations.accelerate, or leave the loader out"
             )
         frame = frame.f_back
 
