@@ -2,9 +2,9 @@
 
     g = gradient at x;  before_step(x, g);  optimizer.step();  if due: after_step(x), ..., depart(x)
 
-The first two change their vectors in place, and add to `context.clock.rounds` for each communication. `context.clock.due` says
-whether this step has a round, `context.clock.batch` how many examples are in `g` (0 for a worker without remaining
-examples: its `g` is zero).
+The first two change their vectors in place, and add to `context.clock.rounds` for each communication.
+`context.clock.due` says whether this step has a round, `context.clock.batch` how many examples are in `g` (0 for a
+worker without remaining examples: its `g` is zero).
 """
 
 from __future__ import annotations
