@@ -48,8 +48,15 @@ def lightning_fabric(printed: str) -> None:
     assert number(r"accuracy of the mean model ([\d.]+)", printed) > 0.8
 
 
+def islands(printed: str) -> None:
+    assert number(r"accuracy of the mean model ([\d.]+)", printed) > 0.8
+    assert number(r"after (\d+) rounds", printed) == 20
+    assert "first weight (32, 10)" in printed
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
-    check.__name__: check for check in (own_loop, train, compare, custom_order, lightning_trainer, lightning_fabric)
+    check.__name__: check
+    for check in (own_loop, islands, train, compare, custom_order, lightning_trainer, lightning_fabric)
 }
 NEEDS = {"lightning_trainer": "lightning", "lightning_fabric": "lightning"}
 ELSEWHERE = {  # in the processes of their tests

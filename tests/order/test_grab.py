@@ -107,7 +107,7 @@ def test_levels_reach_the_floor_in_fewer_epochs() -> None:
 def test_levels_refuse_what_they_cannot_do() -> None:
     for options in ({"sign": "halving"}, {"signal": "forward"}):
         with pytest.raises(UserError, match="use signal"):
-            bound(GraB(signal="exact", levels=2, **options), 8)
+            bound(GraB(levels=2, **options), 8)
 
 
 @pytest.mark.parametrize("levels", [1, 3])

@@ -27,7 +27,7 @@ def greedy(sweep: int) -> Any:
 def last_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last sweep is the result, not the best one."""
     falling = itertools.count(-1, -1)
-    monkeypatch.setattr("equipoise.order.sweeps._largest_prefix", lambda rows, ends: float(next(falling)))
+    monkeypatch.setattr("equipoise.order.sweeps._largest_prefix", lambda rows, order, begins: float(next(falling)))
 
 
 @pytest.mark.usefixtures("last_sweep")

@@ -48,9 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = one_run(arguments.run)
     path = Path(arguments.out) if arguments.out is not None else folder / f"{of}.{format or 'pt'}"
+    if format_of(path) != (format or format_of(path)):
+        raise UserError(f"--format {format} and --out {path} do not belong together: leave one of them out")
     ended = of == "mean" and (folder / "model.pt").exists()
     state = load_weights(folder / "model.pt") if ended else _from_checkpoint(folder, of)
-    save_weights(state, path, format or format_of(path))
+    save_weights(state, path)
     elements = sum(t.numel() for t in state.values())
     print(f"written: {path} ({of} model, {len(state)} tensors, {elements:,} numbers)")
     return 0
@@ -58,6 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _from_checkpoint(folder: Path, of: str) -> dict[str, Any]:
     """The model of the newest checkpoint."""
+    if (folder / "events.jsonl").exists() and not (folder / "recipe.toml").exists():
+        raise CheckpointError(
+            f"{folder} was written from Python, and its model is not known here: a run that has ended has its mean in "
+            "model.pt; for the centre call together.model_state('centre') in a loop with eq.attach"
+        )
     from ..loop.from_recipe import assemble
     from .flatness import load
     from .resume import read

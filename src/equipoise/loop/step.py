@@ -18,6 +18,7 @@ from ..batch.base import Batch
 from ..comm.base import Comm
 from ..core.clock import Clock
 from ..core.context import Context, WorkerInfo, no_op_emit
+from ..core.island import Island
 from ..core.random import follow_generator
 from ..core.vector import Buffers, Flat
 from ..order.base import Order
@@ -59,12 +60,16 @@ class Step:
         example_gradients: Callable[[int], list[torch.Tensor]] | None = None,
         clock: Clock | None = None,
         equal: bool = True,
+        island: Island | None = None,
     ):
         self.model, self.optimizer, self.comm = model, optimizer, comm
         self.buffer_policy = buffers
         self.flat, self.buffers = Flat(model), Buffers(model)
         follow_generator(self.flat.x.device)
-        comm.use_device(self.flat.x.device)
+        island = island or Island()
+        for each in (comm, island.inside):
+            if each is not None:
+                each.use_device(self.flat.x.device)
         if equal:
             make_equal(comm, model, self.flat)
         # With one worker there is nobody to talk to: every method is the plain optimizer.
@@ -79,6 +84,7 @@ class Step:
             flat=self.flat,
             wire=self.wire if self.compressed else None,
             optimizer=optimizer,
+            island=island,
             clip=clip,
             # A batch rule can add to sums of the vectors themselves, not of their codes.
             averages="" if self.compressed else chosen.averages(),
@@ -173,8 +179,8 @@ class Step:
         if clock.due or self.plan.message_arrives:
             self.sync.after_step(flat.gather())
             flat.scatter()
-            if clock.due and self.buffer_policy == "average" and len(self.buffers):
-                self.buffers.scatter(self.comm.mean(self.buffers.gather()))
+            if clock.due and self.buffer_policy == "average":
+                self.average_buffers()
         if self.batch is not None and self.batch.watches:
             self.batch.settle()
         clock.step += 1
@@ -185,6 +191,11 @@ class Step:
         """The next gradient is about to be computed: let the sync send what may travel meanwhile."""
         if self.clock.due:
             self.sync.depart(self.flat.gather())
+
+    def average_buffers(self) -> None:
+        """BatchNorm's statistics become the mean over all workers, and over the ranks of an island."""
+        if len(self.buffers):
+            self.buffers.scatter(self.context.island.mean(self.comm.mean(self.buffers.gather())))
 
     def sync_state(self) -> dict[str, Any]:
         """What the sync keeps, as it is now: no copies, and nothing that would wait for a message."""

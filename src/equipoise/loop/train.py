@@ -43,14 +43,21 @@ from .run_folder import prepare_folder
 from .until import Until
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
-    """What a run gives: `result` (as in result.json), the mean model, and the folder if one was asked for."""
+    """What a run gives: `result` (as in result.json), the mean model, and the folder if one was asked for.
+
+    The model is in the mode, train or eval, of the one that was passed: call `run.model.eval()` before you use it.
+    """
 
     result: dict[str, Any]
     model: nn.Module
     folder: Path | None = None
     stopped: int = 0  # the exit code asked for, where a signal ended the run
+
+    def __repr__(self) -> str:
+        metrics = {name: round(value, 4) for name, value in self.result.get("models", {}).get("mean", {}).items()}
+        return f"Run({self.result.get('steps')} steps, mean model {metrics}, folder={self.folder})"
 
     def save(self, path: str | Path) -> None:
         """Write the weights of the mean model to a file: safetensors by that suffix, else what torch.load reads."""

@@ -73,7 +73,7 @@ class BalancedOrder(Order):
         """Refuse combinations that only this method cannot handle, with a `UserError` that says the fix."""
 
     def init_state(self) -> None:
-        self.watch_through(signal_of(self.signal, self.group))
+        self.watch_through(signal_of(self.signal, self.group, short=self.chosen_sweeps > 1))
         self.builder = self.make_builder()
 
     @property

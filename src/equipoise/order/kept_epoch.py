@@ -125,7 +125,8 @@ class KeptEpoch(Builder):
         """Rank 0 balances the sketches of all workers: the result for this one."""
         comm = self.context.comm
         shapes = comm.gather_objects((*kept.rows.shape, kept.rows.dtype == torch.float64))
-        width, dtype = max(shape[1] for shape in shapes), torch.float64 if shapes[0][2] else torch.float32
+        width = max(shape[1] for shape in shapes)
+        dtype = torch.float64 if any(double for _, _, double in shapes) else torch.float32
         peers = [rank for rank in range(1, comm.size) if shapes[rank][0]]
         numbers = torch.full((2,), math.nan, dtype=torch.float64)
         if comm.rank == 0:

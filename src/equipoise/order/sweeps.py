@@ -17,7 +17,8 @@ from .sign_terms import PAIR, ChooseSign, TermSigns, sign_sequentially
 
 Indices = npt.NDArray[np.int64]
 
-_BLOCK = 64  # terms whose products are computed together
+_BLOCK = 32  # terms whose products are computed together
+_PATIENCE = 2  # sweeps without a better order, after which no more are made
 
 
 class Kept(NamedTuple):
@@ -36,23 +37,23 @@ class Balanced(NamedTuple):
 def balance_kept(
     workers: list[Kept], signature: tuple[float, ...], sweeps: int, rule: Callable[[int], ChooseSign]
 ) -> Balanced:
-    """Balance the sums over all workers again and again; the best of these orders.
+    """Balance the sums over all workers up to `sweeps` times; the best of these orders.
 
         sweep:  v = a pair's difference (`PAIR`) or a centred unit (`SINGLE`), in the order of steps, then of ranks,
                 s from the sign rule, S <- S + s v; then + to the front and - to the back, as after an epoch
 
     On fixed vectors every sweep does what an epoch of balancing does: the excess of the largest prefix over its floor
-    halves. rule: the sign rule of a sweep.
+    halves. Every worker has visited something. rule: the sign rule of a sweep.
     """
     rows = torch.cat([kept.rows for kept in workers])
-    rows = rows - rows.mean(0) if len(rows) else rows
+    rows = rows - rows.mean(0)
     starts = np.cumsum([0, *(len(kept.rows) for kept in workers)])
     steps = np.concatenate([kept.steps for kept in workers])
     by_step = np.argsort(steps, kind="stable")
-    ends = np.flatnonzero(np.diff(steps[by_step], append=-1))
+    begins = np.flatnonzero(np.diff(steps[by_step], prepend=-1))
     terms, sequence = _in_sequence(workers, len(signature))
     order = best = np.arange(len(rows))
-    smallest = _largest_prefix(rows[torch.from_numpy(by_step)], ends)
+    smallest, since = _largest_prefix(rows, by_step, begins), 0
     cosine = 0.0
     for sweep in range(sweeps if len(sequence) else 0):
         members = order[starts[terms[:, 0]][:, None] + len(signature) * terms[:, 1:] + np.arange(len(signature))]
@@ -65,9 +66,11 @@ def balance_kept(
                 for w, (lo, hi) in enumerate(pairwise(starts))
             ]
         )
-        reached = _largest_prefix(rows[torch.from_numpy(order[by_step])], ends)
+        reached, since = _largest_prefix(rows, order[by_step], begins), since + 1
         if reached < smallest:
-            smallest, best = reached, order
+            smallest, best, since = reached, order, 0
+        if since == _PATIENCE:
+            break
     dimension = 1 / cosine if cosine else math.nan
     variance = float(rows.double().pow(2).sum()) / max(1, len(rows))
     expected = random_prefix(float(len(rows)), variance, dimension)
@@ -95,12 +98,12 @@ def _signs(
     rows: torch.Tensor, members: Indices, signature: tuple[float, ...], choose_sign: ChooseSign
 ) -> tuple[npt.NDArray[np.float64], float]:
     """The signs of these terms, one after the other, and the mean squared cosine between them."""
+    first = rows[torch.from_numpy(members[:, 0])]
+    v = first - rows[torch.from_numpy(members[:, 1])] if signature == PAIR else first
     total, signs, cosines = rows.new_zeros(rows.shape[1]), [], []
-    for start in range(0, len(members), _BLOCK):
-        block = torch.from_numpy(members[start : start + _BLOCK])
-        v = rows[block[:, 0]] - rows[block[:, 1]] if signature == PAIR else rows[block[:, 0]]
-        signed = sign_sequentially(on_host(v @ total).numpy(), on_host(v @ v.T).numpy(), choose_sign)
-        total.addmv_(v.T, torch.as_tensor(signed.signs, dtype=total.dtype))
+    for block in torch.split(v, _BLOCK):
+        signed = sign_sequentially(on_host(block @ total).numpy(), on_host(block @ block.T).numpy(), choose_sign)
+        total.addmv_(block.T, torch.as_tensor(signed.signs, dtype=total.dtype))
         signs.append(signed.signs)
         cosines.append(_cosine(signed))
     known = [cosine for cosine in cosines if cosine > 0]
@@ -118,6 +121,7 @@ def _reordered(order: Indices, members: Indices, plus: npt.NDArray[np.bool_]) ->
     return np.concatenate([members[plus], rest, members[~plus][::-1]])
 
 
-def _largest_prefix(rows: torch.Tensor, ends: Indices) -> float:
-    """The largest norm of a prefix sum at the end of a step."""
-    return float(rows.cumsum(0)[torch.from_numpy(ends)].norm(dim=1).max()) if len(rows) else 0.0
+def _largest_prefix(rows: torch.Tensor, order: Indices, begins: Indices) -> float:
+    """The largest norm of a prefix sum of the rows in this order, at the end of a step."""
+    of_steps = np.add.reduceat(rows.numpy()[order], begins)
+    return float(np.linalg.norm(of_steps.cumsum(0), axis=1).max())
