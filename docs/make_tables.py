@@ -151,6 +151,63 @@ def partition_processes(measured: dict[str, Any], view: str) -> str:
     return lines(head, body)
 
 
+def gossip(measured: dict[str, Any], view: str) -> str:
+    """Steps beside DDP's in the same run, or ours beside those of decent-dp that send as much."""
+    places = [place for place in ("one host", "1gbit", "100mbit") if place in measured]
+    heads = {"one host": "one host", "1gbit": "1 Gbit", "100mbit": "100 Mbit"}
+    first, names = measured["one host"], []
+    for place in places:
+        names += [name for name in measured[place]["ratios"] if name not in names]
+    wanted = [name for name in names if name.endswith("/ DDP") == (view == "DDP")]
+    if view == "peer":
+        wanted = [name for name in wanted if all(name in measured[place]["ratios"] for place in places)]
+        wanted = [name for name in wanted if "ring," not in name]  # two neighbours, twice the bytes
+    body = []
+    for name in wanted:
+        ours = name.split(" / ")[0]
+        sent = first["vectors"].get(ours, 1.0)  # decent-dp talks to one neighbour in each step
+        cells = [
+            f"{measured[place]['ratios'][name]:.2f}" if name in measured[place]["ratios"] else "" for place in places
+        ]
+        body.append([ours if view == "DDP" else name, *([f"{sent:g}"] if view == "DDP" else []), *cells])
+    columns = [heads[place] for place in places]
+    if view == "DDP":
+        return lines(["step / DDP", "vectors sent per worker", *columns], body)
+    return lines(["step / step", *columns], body)
+
+
+def wire_training(measured: dict[str, Any], sync: str) -> str:
+    """Losses of the mean model, their differences from float32 of the same seed, and the spread of these."""
+    tables = {title: rows for title, rows in measured["tables"].items() if title.endswith(f", {sync}")}
+    tasks = [title.split(",")[0] for title in tables]
+    head = ["wire", "message", "sent"]
+    for task in tasks:
+        head += [f"{task}: loss", "over float32, %", "seeds", "test accuracy, %"]
+    body = []
+    for wire in dict.fromkeys(wire for rows in tables.values() for wire in rows):
+        cells, factors = [], ["-", "-"]
+        for rows in tables.values():
+            seeds, base = rows.get(wire, []), rows["float32"]
+            if not seeds:
+                cells += ["-"] * 4
+                continue
+            if factors == ["-", "-"]:
+                factors = [
+                    digits(4 * seeds[0]["elements"] / seeds[0]["message"]),
+                    digits(base[0]["sent"] / seeds[0]["sent"]),
+                ]
+            over = [100 * (row["loss"] / other["loss"] - 1) for row, other in zip(seeds, base, strict=False)]
+            spread = f" ({min(over):+.2f} to {max(over):+.2f})" if len(over) > 1 else ""
+            cells += [
+                f"{statistics.mean(row['loss'] for row in seeds):.4f}",
+                "" if wire == "float32" else f"{statistics.mean(over):+.2f}{spread}",
+                str(len(seeds)),
+                f"{100 * statistics.mean(row['test_accuracy'] for row in seeds):.1f}",
+            ]
+        body.append([f"`{wire}`", *factors, *cells])
+    return lines(head, body)
+
+
 _FREE = ("D-RR", "flip-flop", "paired reversal")
 
 
@@ -212,6 +269,8 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_cost": wire_cost,
     "adaptive_batch": adaptive_batch,
     "partition_processes": partition_processes,
+    "wire_training": wire_training,
+    "gossip": gossip,
     "order_seconds": order_seconds,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
