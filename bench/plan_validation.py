@@ -6,12 +6,12 @@
     python plan_validation.py table [--json FILE]
 
 Each phase takes cases (all, or those named by `--cases 0,3`) and keeps what it has in `--out`, so it can be called case
-by case. A case is a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal speeds or 1:1:2:4), a model and a target.
-`search` calls the command. The choices to measure are its finalists, the best one of every other sync that reached the
-target in the search, and float32 all-reduce. `predict` simulates them with new seeds. `real` runs them with the same
-seeds, one process per network namespace (namespaces.py), until the target. A worker of R examples per second sleeps at
-the end of its backward pass so that a batch of b takes b / R seconds: two cores then stand for four machines. The
-first choice should be the fastest, or within 10 % of it, in 8 of 10 cases.
+by case. A case is a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal speeds or 1:1:2:4), a model and a
+target. `search` calls the command. The choices to measure are its finalists, float32 all-reduce, and the best one of
+another sync. `predict` simulates them with new seeds. `real` runs them with the same seeds, one process per network
+namespace (namespaces.py), until the target, or for twice the predicted time of the first choice. A worker of R examples
+per second sleeps at the end of its backward pass so that a batch of b takes b / R seconds: two cores then stand for
+four machines. The first choice should be the fastest, or within 10 % of it, in 8 of 10 cases.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from equipoise.config.recipe import Recipe
 from equipoise.loop.from_recipe import assemble
 from equipoise.loop.train import run_job
 
-WORKERS, RATE = 4, 400.0  # examples per second at speed 1
+WORKERS = 4
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 LINKS = {"100mbit": "100 Mbit", "1gbit": "1 Gbit"}
 MODELS = {  # what the user gives
@@ -42,7 +42,10 @@ MODELS = {  # what the user gives
     "small": ["--model.hidden", "[64]", "--optimizer", "adam", "--until", "loss=0.3"],
     "deep": ["--model.hidden", "[256, 256]", "--momentum", "0.9", "--until", "accuracy=0.94"],
 }
-FIRST_SEED, MOST_CHOICES = 100, 6
+PLAIN = ("all-reduce", "float32")
+RATES = {"large": 400.0, "small": 100.0, "deep": 200.0}  # examples per second at speed 1: runs of some 5 to 20 s
+FIRST_SEED = 100  # the search begins at 0
+LONGEST = 2.0  # a run ends after so many times the predicted seconds of the first choice: it has lost
 GOAL, MARGIN = 8, 1.1
 namespaces.PREFIX, namespaces.NETWORK = "eqplan", "10.231.78"
 
@@ -51,6 +54,10 @@ class Case(NamedTuple):
     model: str
     rate: str
     speeds: str
+
+    @property
+    def rates(self) -> list[float]:
+        return [RATES[self.model] * speed for speed in SPEEDS[self.speeds]]
 
     @property
     def name(self) -> str:
@@ -65,18 +72,20 @@ CASES = [Case(model, rate, speeds) for model in MODELS for rate in LINKS for spe
 
 
 def search(case: Case, folder: Path, args: argparse.Namespace) -> None:
-    rows = "".join(f"[[workers]]\nexamples_per_second = {RATE * speed}\n" for speed in SPEEDS[case.speeds])
+    rows = "".join(f"[[workers]]\nexamples_per_second = {rate}\n" for rate in case.rates)
     text = f'{rows}[links]\nbandwidth = "{LINKS[case.rate]}"\nlatency = "{args.latency}"\n'
     (folder / "cluster.toml").write_text(text)
     command = [sys.executable, "-m", "equipoise", "plan", "--cluster", str(folder / "cluster.toml"), "--data", "digits"]
     command += ["--model", "mlp", *MODELS[case.model]]
     command += ["--minutes", str(args.minutes), "--quiet", "--out", str(folder / "plan")]
     began = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    if not (folder / "plan" / "plan.json").is_file():
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = json.loads((folder / "plan" / "plan.json").read_text())
     content = {
         "minutes": round((time.monotonic() - began) / 60, 2),
         "answer": found["answer"],
+        "seconds": found["seconds"],
         "interval": found["interval"],
         "choices": chosen(folder / "plan", found),
     }
@@ -84,26 +93,19 @@ def search(case: Case, folder: Path, args: argparse.Namespace) -> None:
 
 
 def chosen(plan: Path, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Recipes by choice: the finalists, the best one of every other sync, float32 all-reduce; first choice first."""
-    reached: dict[str, float] = {}
+    """Recipes by choice, the first choice first: the finalists, float32 all-reduce, the best one of another sync."""
+    tried: dict[str, tuple[bool, float]] = {}
     for rung in found["rungs"]:
-        reached |= {trial["choice"]: trial["score"] for trial in rung["trials"] if trial["reached"]}
-    order = [row["choice"] for row in found["finals"]] + sorted(reached, key=lambda name: reached[name])
+        tried |= {trial["choice"]: (not trial["reached"], trial["score"]) for trial in rung["trials"]}
     tables: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(order):
+    for name in sorted(tried, key=lambda name: tried[name]):
         path = next((plan / "runs").glob(f"{slug(name)}/*/recipe.toml"))
-        table = Recipe.load(path).without("cluster", "budget", "out").table()
-        plain = table["sync"]["name"] == "all-reduce" and table["wire"]["name"] == "float32"
-        known = {other["sync"]["name"] for other in tables.values()}
-        final = len(tables) < len(found["finals"])
-        if final or plain or (len(tables) < MOST_CHOICES and table["sync"]["name"] not in known):
-            tables.setdefault(name, table)
-        if plain:
-            break
-    else:
-        table = {k: v for k, v in next(iter(tables.values())).items() if k not in ("sync", "period", "wire", "topology")}
-        tables["all-reduce"] = Recipe.from_dict(table).merged({"sync": "all-reduce", "period": 1}).table()
-    return tables
+        tables[name] = Recipe.load(path).without("cluster", "budget", "out").table()
+    names = [row["choice"] for row in found["finals"]]
+    names += [name for name, table in tables.items() if (table["sync"]["name"], table["wire"]["name"]) == PLAIN][:1]
+    known = {tables[name]["sync"]["name"] for name in names}
+    names += [name for name, table in tables.items() if table["sync"]["name"] not in known][:1]
+    return {name: tables[name] for name in dict.fromkeys(names)}
 
 
 def slug(name: str) -> str:
@@ -129,7 +131,9 @@ def summary(result: dict[str, Any], clock: str) -> dict[str, Any]:
 def predict(case: Case, folder: Path, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     rows: dict[str, list[dict[str, Any]]] = {}
-    for choice, table in load(folder / "search.json")["choices"].items():
+    found = load(folder / "search.json")
+    for choice, table in found["choices"].items():
+        table["budget"] = f"{LONGEST * found['seconds']:.3f}s"
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
             recipe = {**table, "seed": seed, "virtual": True, "cluster": str(folder / "cluster.toml")}
             job, how = assemble(Recipe.from_dict(recipe))
@@ -159,10 +163,10 @@ class Paced(nn.Module):
             time.sleep(max(0.0, self.due - time.perf_counter()))
 
 
-def worker(path: str, speeds: str) -> None:
+def worker(path: str, rates: list[float]) -> None:
     """One real process: all choices and seeds, until the target; prints where the time went."""
     torch.set_num_threads(1)
-    rate = RATE * SPEEDS[speeds][int(os.environ["RANK"])]
+    rate = rates[int(os.environ["RANK"])]
     for choice, table in json.loads(Path(path).read_text()):
         job, how = assemble(Recipe.from_dict({**table, "workers": WORKERS, "virtual": False}))
         build = job.model
@@ -178,16 +182,21 @@ def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
     """Runs what is missing."""
     path = folder / "real.json"
     rows: dict[str, dict[str, Any]] = load(path) if path.is_file() else {}
-    choices = load(folder / "search.json")["choices"]
-    seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-    missing = [(c, {**t, "seed": seed}) for seed in seeds for c, t in choices.items() if str(seed) not in rows.get(c, {})]
+    found = load(folder / "search.json")
+    limit = {"budget": f"{LONGEST * found['seconds']:.3f}s"}
+    missing = [
+        (choice, {**table, **limit, "seed": seed})
+        for seed in range(FIRST_SEED, FIRST_SEED + args.seeds)
+        for choice, table in found["choices"].items()
+        if str(seed) not in rows.get(choice, {})
+    ]
     if not missing:
         return
     (folder / "todo.json").write_text(json.dumps(missing))
     namespaces.remove(WORKERS)
     try:
         namespaces.make(WORKERS, case.rate)
-        extra = ["worker", "--todo", str((folder / "todo.json").resolve()), "--speeds", case.speeds]
+        extra = ["worker", "--todo", str((folder / "todo.json").resolve()), "--cases", str(CASES.index(case))]
         text = namespaces.measure(os.path.abspath(__file__), extra, WORKERS)
     finally:
         namespaces.remove(WORKERS)
@@ -237,8 +246,10 @@ def table(out: Path, path: str | None) -> None:
     print(f"{good} of {len(measured)} first choices are the fastest or within 10 %; goal {GOAL} of {len(CASES)}")
     print(f"{inside} of {real_runs} real times of first choices lie in the interval, which should hold 80 %")
     if ratios:
-        print(f"predicted / real, {len(ratios)} runs: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to "
-              f"{max(ratios):.3f}")
+        print(
+            f"predicted / real, {len(ratios)} runs: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to "
+            f"{max(ratios):.3f}"
+        )
     if path:
         Path(path).write_text(json.dumps(measured, indent=1) + "\n")
 
@@ -261,10 +272,9 @@ def main() -> None:
     parser.add_argument("--out", default="plan_validation")
     parser.add_argument("--json", metavar="FILE", help="table: also write docs/measured/plan_validation.json")
     parser.add_argument("--todo", help=argparse.SUPPRESS)
-    parser.add_argument("--speeds", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.phase == "worker":
-        worker(args.todo, args.speeds)
+        worker(args.todo, CASES[int(args.cases)].rates)
     elif args.phase == "table":
         table(Path(args.out), args.json)
     else:

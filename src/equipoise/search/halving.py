@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compare.display import Display
+from ..compare.display import Display, outcome
 from ..compare.grid import Combination
 from ..compare.plan import PlannedRun, survey, with_defaults
 from ..compare.pool import default_jobs, run_all
@@ -161,6 +161,7 @@ class Search:
         runs = [self.planned(t.candidate, seconds, seed, "finals") for seed in range(seeds) for t in best]
         # The first seed of the winner always runs: without a run there is no answer.
         self.run(runs, over=lambda: not self.left() and any(run.state == "done" for run in runs))
+        self.tell(f"{len(best)} finalists with {seeds} seeds")
         return [run for run in runs if run.state in ("done", "failed")]
 
     def finalists(self) -> list[Trial]:
@@ -186,7 +187,16 @@ class Search:
             raise UserError(f"no candidate could be run: {next(run.failure for _, run in pairs if run.failure)}")
         if pairs:
             self.rungs.append(Rung(what, seconds, trials))
+            self.tell(what)
         return trials
+
+    def tell(self, what: str) -> None:
+        """How far the search is, in one line."""
+        if not self.quiet and self.best:
+            best = self.ranking()[0]
+            spent, minutes = (self.clock() - self.began) / 60, self.minutes
+            found = f"{best.candidate.name}: {outcome(best.run, self.criterion)}"
+            print(f"{spent:.1f} of {minutes:g} min  {what}; best so far {found}", file=sys.stderr, flush=True)
 
     def planned(
         self, candidate: Candidate, seconds: float, seed: int, part: str, more: dict[str, Any] | None = None
@@ -219,7 +229,7 @@ class Search:
     @property
     def criterion(self) -> Criterion:
         name = "simulated_seconds" if self.goal.minimise == "time" else "bytes"
-        return Criterion("simulated_seconds" if name != "bytes" else name, self.goal.until, self.goal.metric)
+        return Criterion(name, self.goal.until, self.goal.metric)
 
 
 def interval(values: list[float], error: float) -> tuple[float, float]:

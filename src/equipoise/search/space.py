@@ -116,6 +116,13 @@ def by_speed(recipe: Recipe, cluster: Cluster) -> dict[str, Any]:
     return {"partition": {"name": "iid", "speeds": speeds}, "batch": {"name": "proportional"}}
 
 
+def followed(candidate: Candidate, recipe: Recipe, cluster: Cluster) -> Candidate:
+    """A candidate whose blocks follow the workers' rates, on workers of other rates."""
+    if "speeds" not in candidate.table.get("partition", {}):
+        return candidate
+    return candidate.but(**{"partition": None, "batch": None, **by_speed(recipe, cluster)})
+
+
 def neighbours(
     candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP
 ) -> Iterator[Candidate]:
