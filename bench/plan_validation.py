@@ -10,8 +10,9 @@ by case. A case is a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal
 target. `search` calls the command. The choices to measure are its finalists, float32 all-reduce, and the best one of
 another sync. `predict` simulates them with new seeds. `real` runs them with the same seeds, one process per network
 namespace (namespaces.py), until the target, or for twice the predicted time of the first choice. A worker of R examples
-per second sleeps at the end of its backward pass so that a batch of b takes b / R seconds: two cores then stand for
-four machines. The first choice should be the fastest, or within 10 % of it, in 8 of 10 cases.
+per second sleeps at the end of its backward pass so that a step on b examples takes b / R seconds, without
+communication: two cores then stand for four machines. The first choice should be the fastest, or within 10 % of it, in
+8 of 10 cases.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ PLAIN = ("all-reduce", "float32")
 RATES = {"large": 400.0, "small": 100.0, "deep": 200.0}  # examples per second at speed 1: runs of some 5 to 20 s
 FIRST_SEED = 100  # the search begins at 0
 LONGEST = 2.0  # a run ends after so many times the predicted seconds of the first choice: it has lost
+STEPS_ALONE = 16
 GOAL, MARGIN = 8, 1.1
 namespaces.PREFIX, namespaces.NETWORK = "eqplan", "10.231.78"
 
@@ -143,17 +145,20 @@ def predict(case: Case, folder: Path, args: argparse.Namespace) -> None:
 
 
 class Paced(nn.Module):
-    """A model whose batches take as long as on a machine of this rate: it sleeps when the last gradient is there."""
+    """A model whose batches take as long as on a machine of this rate: it sleeps when the last gradient is there.
 
-    def __init__(self, model: nn.Module, rate: float):
+    rest: seconds of a step outside of the forward and backward passes, without communication.
+    """
+
+    def __init__(self, model: nn.Module, rate: float, rest: float):
         super().__init__()
-        self.model, self.rate, self.due, self.missing = model, rate, 0.0, 0
+        self.model, self.rate, self.rest, self.due, self.missing = model, rate, rest, 0.0, 0
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.accumulated)
 
     def forward(self, x: torch.Tensor) -> Any:
         if self.training and torch.is_grad_enabled():
-            self.due = time.perf_counter() + len(x) / self.rate
+            self.due = time.perf_counter() + len(x) / self.rate - self.rest
             self.missing = sum(1 for _ in self.model.parameters())
         return self.model(x)
 
@@ -163,18 +168,27 @@ class Paced(nn.Module):
             time.sleep(max(0.0, self.due - time.perf_counter()))
 
 
+def trained(table: dict[str, Any], rate: float, rest: float) -> dict[str, Any]:
+    job, how = assemble(Recipe.from_dict({**table, "workers": WORKERS, "virtual": False}))
+    build = job.model
+    job.model, job.quiet, job.folder = lambda: Paced(build(), rate, rest), True, None
+    return run_job(job, **{**how, "virtual": False, "cluster": None}).result
+
+
 def worker(path: str, rates: list[float]) -> None:
     """One real process: all choices and seeds, until the target; prints where the time went."""
     torch.set_num_threads(1)
-    rate = rates[int(os.environ["RANK"])]
-    for choice, table in json.loads(Path(path).read_text()):
-        job, how = assemble(Recipe.from_dict({**table, "workers": WORKERS, "virtual": False}))
-        build = job.model
-        job.model, job.quiet, job.folder = lambda build=build: Paced(build(), rate), True, None
+    rank, rest, todo = int(os.environ["RANK"]), 0.0, json.loads(Path(path).read_text())
+    alone = {key: todo[0][1][key] for key in ("data", "model", "optimizer", "lr", "momentum")}
+    alone |= {"sync": "none", "steps": STEPS_ALONE, "evaluate_every": 1e6}
+    for _ in range(2):  # the first time opens connections and touches memory
+        row = trained(alone, rates[rank], rest)["workers"][rank]
+        rest += (row["seconds"] - row["samples"] / rates[rank]) / row["steps"]
+    for choice, table in todo:
         began = time.monotonic()
-        result = run_job(job, **{**how, "virtual": False, "cluster": None}).result
-        if os.environ["RANK"] == "0":
-            row = {**summary(result, "seconds"), "wall": round(time.monotonic() - began, 2)}
+        result = trained(table, rates[rank], rest)
+        if rank == 0:
+            row = {**summary(result, "seconds"), "wall": round(time.monotonic() - began, 2), "rest": round(rest, 5)}
             print(json.dumps([choice, table["seed"], row]), flush=True)
 
 
@@ -219,7 +233,8 @@ def outcome(folder: Path) -> dict[str, Any] | None:
             "real": [two["seconds"] for _, two in pairs],
             "steps": [[one["steps"], two["steps"]] for one, two in pairs],
         }
-    return {"minutes": found["minutes"], "first": next(iter(rows)), "interval": found["interval"], "choices": rows}
+    about = {name: found[name] for name in ("minutes", "seconds", "interval")}
+    return {**about, "first": next(iter(rows)), "choices": rows}
 
 
 def mean(seconds: list[float | None]) -> float:

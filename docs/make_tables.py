@@ -82,10 +82,37 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
     return lines(["wire", *(f"/ 16 steps, {m}" for m in models), "/ time saved at 1 Gbit"], body)
 
 
+def plan_validation(measured: dict[str, Any], view: str) -> str:
+    """The first choice of each case: what was promised, what it took, and what the fastest of those measured took."""
+    body = []
+    for name, case in measured.items():
+        real = {choice: average(row["real"]) for choice, row in case["choices"].items()}
+        own, fastest = case["choices"][case["first"]], min(real, key=lambda choice: real[choice])
+        (low, high), ratio = case["interval"], real[case["first"]] / real[fastest]
+        body.append(
+            [
+                name,
+                case["first"],
+                f"{digits(case['seconds'])} ({digits(low)} to {digits(high)})",
+                " ".join("-" if seconds is None else digits(seconds) for seconds in own["real"]),
+                "the first" if ratio == 1 else f"{fastest}: {digits(real[fastest])}",
+                f"{ratio:.2f}" if ratio <= 1.1 else f"**{ratio:.2f}**",
+            ]
+        )
+    head = ["case", "first choice", "predicted s (interval)", "real s, new seeds", "the fastest", "first / fastest"]
+    return lines(head, body)
+
+
+def average(seconds: list[float | None]) -> float:
+    """Infinite if a run did not reach the target in time."""
+    return math.inf if None in seconds else statistics.mean(s for s in seconds if s is not None)
+
+
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
+    "plan_validation": plan_validation,
 }
 FILES = {"wire_time_short": "wire_time"}
 

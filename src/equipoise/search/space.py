@@ -123,9 +123,7 @@ def followed(candidate: Candidate, recipe: Recipe, cluster: Cluster) -> Candidat
     return candidate.but(**{"partition": None, "batch": None, **by_speed(recipe, cluster)})
 
 
-def neighbours(
-    candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP
-) -> Iterator[Candidate]:
+def neighbours(candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP) -> Iterator[Candidate]:
     """One choice changed: learning rate, period, wire, batch or order. What the user chose stays."""
     table, fixed = candidate.table, {*recipe.choices, *recipe.settings}
     if "lr" not in fixed:
