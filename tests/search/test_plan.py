@@ -174,13 +174,16 @@ def test_four_of_five_new_runs_lie_in_the_interval(seeds: int) -> None:
 def test_goals() -> None:
     assert Goal.of(None, "2 GB", "time", None, 4).bytes == 2e9
     assert Goal.of(None, "10 min", "time", None, 4).seconds == 600
-    assert Goal.of(None, "8 USD", "time", 2.0, 4).seconds == 3600
+    assert Goal.of(None, "8 USD", "time", 2.0, 4).seconds == Goal.of(None, "8 EUR", "time", 2.0, 4).seconds == 3600
     for arguments, words in (
         ((None, None, "time", None, 4), "say what the goal is"),
         (("accuracy=0.9", "1 h", "time", None, 4), "say what the goal is"),
         ((None, "5 USD", "time", None, 4), "--price"),
         (("accuracy=0.9", None, "speed", None, 4), "--minimise speed"),
         ((None, "5 parsecs", "time", None, 4), "--within"),
+        ((None, "-3 s", "time", None, 4), "above zero"),
+        ((None, "0 EUR", "time", 1.0, 4), "above zero"),
+        ((None, "2 GB", "bytes", None, 4), "goes with --until"),
     ):
         with pytest.raises(UserError, match=words):
             Goal.of(*arguments)
@@ -251,6 +254,7 @@ def test_the_command_writes_a_recipe_whose_time_is_as_predicted(
         (["--cluster", "c.toml", "--until", "accuracy=0.9", "--budget", "3s"], "--within"),
         (["--cluster", "c.toml", "--until", "accuracy=0.9", "--minutes", "soon"], "--minutes soon"),
         (["--cluster", "one.toml", "--until", "accuracy=0.9"], "one worker"),
+        (["--cluster", "c.toml", "--until", "accuracy=0.9", "--workers", "5"], "has 4 workers"),
     ],
 )
 def test_mistakes_are_named(

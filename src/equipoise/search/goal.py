@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,13 @@ from ..simulate.units import SECONDS, quantity
 
 MINIMISE = ("time", "bytes")
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_MONEY = ("USD", "EUR")
+
+
+def _above_zero(value: float, within: str) -> float:
+    if not 0 < value < math.inf:
+        raise UserError(f"--within {within!r}: must be above zero, and finite")
+    return value
 
 
 class Goal(NamedTuple):
@@ -40,14 +46,17 @@ class Goal(NamedTuple):
             target = Until.parse(until, "--until")
             return cls(target.metric, target, minimise)
         assert within is not None
-        unit = re.sub(r"[\s0-9.eE+-]+", "", within, count=1)
+        if minimise != "time":
+            raise UserError(f"--minimise {minimise} goes with --until: --within looks for the best model")
+        unit = within.lstrip(" 0123456789.+-")
         if unit in _BYTES:
-            return cls("accuracy", bytes=quantity(within, _BYTES, "--within"))
-        if unit.upper() in ("USD", "EUR", "$", "€"):
+            return cls("accuracy", bytes=_above_zero(quantity(within, _BYTES, "--within"), within))
+        if unit.upper() in _MONEY:
             if price is None:
                 raise UserError(f"--within {within!r}: what does a worker cost? Add --price, for an hour of one worker")
-            return cls("accuracy", seconds=3600 * float(re.sub(r"[^0-9.]", "", within)) / (price * workers))
-        return cls("accuracy", seconds=quantity(within, SECONDS, "--within"))
+            amount = quantity(within, dict.fromkeys(_MONEY, 1.0), "--within")
+            return cls("accuracy", seconds=3600 * _above_zero(amount, within) / (price * workers))
+        return cls("accuracy", seconds=_above_zero(quantity(within, SECONDS, "--within"), within))
 
     @property
     def name(self) -> str:

@@ -41,6 +41,11 @@ def plan(
     cluster = Cluster.load(recipe.settings["cluster"])
     if cluster.size < 2:
         raise UserError(f"{recipe.settings['cluster']} has one worker: there is nothing to choose")
+    if recipe.settings.get("workers", cluster.size) != cluster.size:
+        raise UserError(
+            f"--workers {recipe.settings['workers']}: {recipe.settings['cluster']} has {cluster.size} workers, and the "
+            "recipe is for them"
+        )
     goal = Goal.of(recipe.settings.get("until"), within, minimise, price, cluster.size)
     with locked(out):
         kept = out / "cluster.toml"
