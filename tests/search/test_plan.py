@@ -174,6 +174,8 @@ def test_four_of_five_new_runs_lie_in_the_interval(seeds: int) -> None:
 def test_goals() -> None:
     assert Goal.of(None, "2 GB", "time", None, 4).bytes == 2e9
     assert Goal.of(None, "10 min", "time", None, 4).seconds == 600
+    assert Goal.of(None, "90 s", "time", None, 4).name == "the best model within 1.5 min"
+    assert Goal.of(None, "500 kB", "time", None, 4).name == "the best model within 500 kB"
     assert Goal.of(None, "8 USD", "time", 2.0, 4).seconds == Goal.of(None, "8 EUR", "time", 2.0, 4).seconds == 3600
     for arguments, words in (
         ((None, None, "time", None, 4), "say what the goal is"),

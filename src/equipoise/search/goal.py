@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compare.table import metric_of
+from ..compare.table import byte_unit, metric_of
 from ..core.errors import UserError, did_you_mean
 from ..loop.until import Until
 from ..observe.events import read_events
-from ..simulate.units import SECONDS, quantity
+from ..simulate.units import SECONDS, quantity, seconds
 
 MINIMISE = ("time", "bytes")
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -62,8 +62,10 @@ class Goal(NamedTuple):
     def name(self) -> str:
         if self.until is not None:
             return f"the fewest {'seconds' if self.minimise == 'time' else 'bytes'} to {self.until}"
-        limit = f"{self.seconds:.3g} s" if math.isfinite(self.seconds) else f"{self.bytes:.3g} bytes"
-        return f"the best model within {limit}"
+        if math.isfinite(self.seconds):
+            return f"the best model within {seconds(self.seconds)}"
+        scale, unit = byte_unit(self.bytes)
+        return f"the best model within {self.bytes / scale:.3g}{unit}"
 
     def score(self, result: dict[str, Any], folder: Path) -> tuple[float, float]:
         """Smaller is better: (0, the cost of the target), or (1, how bad the model is within the limits)."""
