@@ -152,13 +152,13 @@ class Search:
         return 0.0 if trial.reached else -float(trial.run.recipe.settings["budget"].removesuffix("s"))
 
     def finals(self, seeds: int) -> list[PlannedRun]:
-        """The best candidates with several seeds, in runs of their own."""
+        """The best candidates with several seeds, none of them that of the search: it chose those it was kind to."""
         best = self.finalists()
         if not best:
             return []
         longest = max(float(trial.run.result["simulated_seconds"]) for trial in best)
         seconds = longest * (_SLACK if self.goal.until is not None else 1.0)
-        runs = [self.planned(t.candidate, seconds, seed, "finals") for seed in range(seeds) for t in best]
+        runs = [self.planned(t.candidate, seconds, 1 + seed, "finals") for seed in range(seeds) for t in best]
         # The first seed of the winner always runs: without a run there is no answer.
         self.run(runs, over=lambda: not self.left() and any(run.state == "done" for run in runs))
         self.tell(f"{len(best)} finalists with {seeds} seeds")
