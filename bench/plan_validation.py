@@ -221,17 +221,18 @@ def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
 
 
 def outcome(folder: Path) -> dict[str, Any] | None:
-    """What was found, predicted and measured in one case; None if a phase is missing."""
-    if not all((folder / f"{name}.json").is_file() for name in ("search", "predicted", "real")):
+    """What was found, predicted and measured in one case; None before its search and its real runs."""
+    if not all((folder / f"{name}.json").is_file() for name in ("search", "real")):
         return None
-    found, predicted, measured = (load(folder / f"{name}.json") for name in ("search", "predicted", "real"))
+    found, measured = load(folder / "search.json"), load(folder / "real.json")
+    predicted = load(folder / "predicted.json") if (folder / "predicted.json").is_file() else {}
     rows = {}
     for choice in found["choices"]:
-        pairs = list(zip(predicted[choice], measured[choice].values(), strict=False))
+        real, simulated = list(measured[choice].values()), predicted.get(choice, [])[: len(measured[choice])]
         rows[choice] = {
-            "predicted": [one["seconds"] for one, _ in pairs],
-            "real": [two["seconds"] for _, two in pairs],
-            "steps": [[one["steps"], two["steps"]] for one, two in pairs],
+            "predicted": [one["seconds"] for one in simulated],
+            "real": [one["seconds"] for one in real],
+            "steps": [[one["steps"] for one in runs] for runs in (simulated, real)],
         }
     about = {name: found[name] for name in ("minutes", "seconds", "interval")}
     return {**about, "first": next(iter(rows)), "choices": rows}
@@ -254,7 +255,7 @@ def table(out: Path, path: str | None) -> None:
         print(f"{name}: {row['first']}, {ratio:.2f} of the fastest{'' if ratio <= MARGIN else '  MISSED'}")
         print(f"    interval {low:.2f} to {high:.2f} s, real {own}")
         for choice, each in row["choices"].items():
-            pairs = [(p, r) for p, r in zip(each["predicted"], each["real"], strict=True) if p and r]
+            pairs = [(p, r) for p, r in zip(each["predicted"], each["real"], strict=False) if p and r]
             ratios += [p / r for p, r in pairs]
             shown = ", ".join(f"{p:.2f} / {r:.2f} = {p / r:.2f}" for p, r in pairs)
             print(f"    {choice:<60} {shown}   steps {each['steps']}")

@@ -153,6 +153,21 @@ def test_a_target_before_the_first_round_costs_one(tmp_path: Path, monkeypatch: 
     assert not any((run.folder / "checkpoints").exists() for run in runs)
 
 
+def test_finalists_that_seeds_do_not_tell_apart_get_more(tmp_path: Path) -> None:
+    search = MadeUp(tmp_path, {"diloco": 0.5})  # its periods do not matter here: they tie
+    search.candidates()
+    runs = search.finals(2)
+    names = [run.combination.name for run in runs]
+    assert sorted(names.count(name) for name in {*names}) == [2, 6, 6]
+    assert {run.seed for run in runs} == {1, 2, 3, 4, 5, 6}  # and not that of the search
+    first = [run for run in runs if run.combination.name == names[0]]
+    for run in first:
+        run.result["reached"]["simulated_seconds"] /= 2
+    assert search.tied(runs) == [names[0]]
+    first[0].result["reached"] = None  # one seed has missed the target
+    assert names[0] not in search.tied(runs)
+
+
 def test_a_finalist_of_another_sync_is_among_them(tmp_path: Path) -> None:
     search = MadeUp(tmp_path, {"lgrawa": 0.9, "diloco": 0.8})
     search.candidates()
