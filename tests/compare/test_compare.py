@@ -87,13 +87,13 @@ def test_from_choices_to_a_page_and_again(here: Path, capsys: pytest.CaptureFixt
 
 def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # The second cannot be built and the third fails when it runs; neither affects the first.
-    words = ["--vary", "sync=all-reduce,detag:rounds=0,detag", "--vary", "period=1,1,3", "--list", "--seeds", 1]
+    words = ["--vary", "sync=all-reduce,detag:rounds=0,d2", "--vary", "period=1,1,3", "--list", "--seeds", 1]
     assert compare(*words, "--out", "c") == 0
     said = capsys.readouterr().out
     rows = {row["name"]: row for row in json.loads((here / "c" / "compare.json").read_text())["rows"]}
     assert rows["all-reduce, period 1"]["failed"] == 0
     assert "rounds must be at least 1" in rows["detag:rounds=0, period 1"]["failure"]
-    assert "period of 3 means nothing" in rows["detag, period 3"]["failure"]
+    assert "period of 3 means nothing" in rows["d2, period 3"]["failure"]
     assert "failed: " in said
     # If every choice fails, the command fails.
     assert compare("--vary", "lr=1e38", "--weight-decay", 1, "--seeds", 1, "--out", "d") == 3

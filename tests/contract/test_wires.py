@@ -43,7 +43,8 @@ SYNCS = {name: registry.get("sync", name)() for name in registry.names("sync")} 
     "diloco-delayed": S.DiLoCo(delay=1, fragments=2),
     "diloco-delayed-by-2": S.DiLoCo(delay=2, fragments=2),
     "d-psgd-overlapped": S.DPSGD(combine="before", overlap=True),
-    "detag-overlapped": S.DeTAG(overlap=True),
+    "detag-frozen": S.DeTAG(frozen=True),
+    "detag-overlapped": S.DeTAG(frozen=True, overlap=True),
     "k-gt-one-peer": S.KGT(eq.topology.OnePeer()),
     "lsgd-in-2-groups": S.LSGD(groups=2),
 }

@@ -50,18 +50,18 @@ def test_is_its_equations_and_frozen_within_a_phase(kind: str, overlap: bool) ->
         frozen = [np.zeros_like(problem.centres), *path]
         return [frozen[(step + 1) // 3] for step in range(steps)]
 
-    follows(DeTAG(rounds=3, gossip=kind, overlap=overlap), reference, 24)
+    follows(DeTAG(rounds=3, gossip=kind, frozen=True, overlap=overlap), reference, 24)
 
 
 @pytest.mark.parametrize(("rounds", "lr", "steps"), [(2, 0.4, 140), (3, 0.4, 126)])
 @pytest.mark.parametrize("workers", [4, 5])
 def test_exact(workers: int, rounds: int, lr: float, steps: int) -> None:
-    converges_to_the_optimum(DeTAG(rounds=rounds), workers, steps=steps, lr=lr)
+    converges_to_the_optimum(DeTAG(rounds=rounds, frozen=True), workers, steps=steps, lr=lr)
 
 
 def test_exact_with_one_plain_round_and_with_momentum() -> None:
-    converges_to_the_optimum(DeTAG(rounds=1, gossip="plain"), 5, steps=90, lr=0.3)
-    converges_to_the_optimum(DeTAG(), 5, steps=150, lr=0.2, momentum=0.4)
+    converges_to_the_optimum(DeTAG(rounds=1, gossip="plain", frozen=True), 5, steps=90, lr=0.3)
+    converges_to_the_optimum(DeTAG(frozen=True), 5, steps=150, lr=0.2, momentum=0.4)
 
 
 def test_weight_decay_is_that_of_the_mean_problem() -> None:
@@ -92,7 +92,7 @@ def test_tracker_keeps_the_mean_of_the_gradients(rounds: int) -> None:
         with together.comm.uncounted():
             gaps.append(together.sync.tracker_gap)
 
-    solve(Problem.make(8), DeTAG(rounds=rounds, overlap=True), steps=60, lr=0.02, on_step=on_step)
+    solve(Problem.make(8), DeTAG(rounds=rounds, frozen=True, overlap=True), steps=60, lr=0.02, on_step=on_step)
     assert max(gaps) < 1e-12
 
 
@@ -139,19 +139,19 @@ def test_phases_stay_flat_as_a_ring_grows_and_rounds_of_plain_tracking_do_not() 
 def test_bad_rounds_and_graphs_are_refused() -> None:
     with pytest.raises(UserError, match="at least 1"):
         DeTAG(rounds=0)
-    refuses(DeTAG(rounds=1), "gossip='plain'")
-    refuses(DeTAG(rounds=1), "disagreement by 1.03", workers=16)
+    refuses(DeTAG(rounds=1, frozen=True), "gossip='plain'")
+    refuses(DeTAG(rounds=1, frozen=True), "disagreement by 1.03", workers=16)
     refuses(DeTAG(OnePeer()), "same graph in every round")
     refuses(DeTAG(Exponential()), "symmetric weights")
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert DeTAG().cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
-    sends_what_cost_declares(DeTAG(rounds=3))
-    sends_what_cost_declares(DeTAG(Star(), rounds=3, overlap=True), sizes=(5,), wire=BFloat16())
+    assert DeTAG(frozen=True).cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
+    sends_what_cost_declares(DeTAG(rounds=3, frozen=True))
+    sends_what_cost_declares(DeTAG(Star(), rounds=3, frozen=True, overlap=True), sizes=(5,), wire=BFloat16())
     for overlap in (False, True):
-        resumes_from_any_step(DeTAG(rounds=3, overlap=overlap))
-    same_on_processes(DeTAG(rounds=3, overlap=True))
+        resumes_from_any_step(DeTAG(rounds=3, frozen=True, overlap=overlap))
+    same_on_processes(DeTAG(rounds=3, frozen=True, overlap=True))
 
 
 def test_the_first_phase_moves_nothing() -> None:
@@ -161,7 +161,7 @@ def test_the_first_phase_moves_nothing() -> None:
         model = nn.Linear(5, 1, bias=False)
         nn.init.ones_(model.weight)
         own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
-        with eq.attach(model, own, sync=DeTAG(rounds=3)) as together:
+        with eq.attach(model, own, sync=DeTAG(rounds=3, frozen=True)) as together:
             for step in range(6):
                 own.zero_grad()
                 model(torch.randn(2, 5)).sum().backward()

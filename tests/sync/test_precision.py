@@ -20,7 +20,8 @@ METHODS: list[tuple[Any, Callable[[Any], torch.Tensor]]] = [  # a method, and wh
     (EDM(beta=0.5), lambda s: s.correction),
     (KGT(), lambda s: s.correction),
     (DSGT(), lambda s: s.tracker - s.gradient_before),
-    (DeTAG(), lambda s: s.gossiped[s.elements :] - s.gathered_before),
+    (DeTAG(), lambda s: s.scheme.imbalance()),
+    (DeTAG(frozen=True), lambda s: s.scheme.imbalance()),
 ]
 every_method = pytest.mark.parametrize(("sync", "zero"), METHODS, ids=[type(s).__name__ for s, _ in METHODS])
 

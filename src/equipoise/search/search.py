@@ -14,6 +14,7 @@ from ..compare.plan import locked
 from ..config.build import objects
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..core.terminal import say
 from ..core.torchrun import under_torchrun
 from ..loop.from_recipe import seeded
 from ..simulate.cluster import Cluster
@@ -65,7 +66,8 @@ def plan(
             raise UserError(_nothing(search))
         found = answer(search, finals, variants, price)
         print(f"Goal: {goal.name}; {len(search.best)} candidates, {len(finals)} final runs.\n", file=sys.stderr)
-        print("\n".join(found.sentences) + "\n", flush=True)
+        for sentence in found.sentences:
+            say(sentence)
         paths = write(found, search)
         from ..report.page import write_page
 
@@ -86,7 +88,7 @@ def plan(
             times=bars_of(found.rows, search.criterion),
             command=command,
         )
-        print(f"to run it on your machines: {command}, or under torchrun on each host")
+        say(f"\nto run it on your machines, or under torchrun on each host:\n  {command}")
     return 0, paths
 
 

@@ -3,13 +3,18 @@
     z_{-1} = z_0 = Z;   z_{r+1} = (1 + eta_r) W z_r - eta_r z_{r-1},   r = 0 .. R-1
 
 Linear in Z, preserves the mean exactly since (1 + eta) - eta = 1, and exchanges one vector per round. With
-lambda = max(|lambda_2(W)|, |lambda_n(W)|) there are three choices of eta_r:
+lambda = max(|lambda_2(W)|, |lambda_n(W)|) there are these choices of eta_r:
 
     accelerated   eta_r = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2))
     chebyshev     eta_r = w_{r+1} - 1,  w_1 = 1, w_2 = 1 / (1 - lambda^2 / 2), w_{r+1} = 1 / (1 - w_r lambda^2 / 4)
     plain         eta_r = 0
 
-On an eigenvector of W with eigenvalue mu, R rounds multiply by P_R(mu). The constant eta may amplify disagreement
+and a fourth kind that changes W too, since the eigenvalues of W seldom lie around 0:
+
+    fitted        chebyshev for W' = I + s (W - I),  s = 2 / (2 - lambda_2 - lambda_n),  whose eigenvalues other than 1
+                  lie in [-delta, delta],  delta = (lambda_2 - lambda_n) / (2 - lambda_2 - lambda_n) <= lambda
+
+W' has the links of W. Slack, W -> kappa W + (1 - kappa) I, changes s and nothing else. On an eigenvector of W with eigenvalue mu, R rounds multiply by P_R(mu). The constant eta may amplify disagreement
 when R is small: |P_1| is 1.30 on a ring of 32. `GossipPlan.make` refuses that. Chebyshev weights never do.
 References: Liu and Morse, Accelerated Linear Iterations for Distributed Averaging, Annual Reviews in Control 2011; Lu
 and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.
@@ -29,6 +34,8 @@ from ..topology.base import Topology
 from .mixing import Mixing, require_static
 
 KINDS = ("accelerated", "chebyshev", "plain")
+FITTED = "fitted"
+ENOUGH = 0.4  # of the disagreement may be left by the rounds of one step: with less, gradient tracking gains nothing
 
 
 def eta(rate: float) -> float:
@@ -83,12 +90,21 @@ def default_rounds(size: int, rate: float) -> int:
     return math.ceil(max(0.5 * math.log(size) / math.sqrt(1.0 - rate), 1.0)) if rate > 1e-12 else 1
 
 
+def fitted_rounds(delta: float) -> int:
+    """The least R for which R fitted rounds leave at most `ENOUGH` of the disagreement."""
+    rounds = 1
+    while chebyshev_bound(delta, rounds) > ENOUGH:
+        rounds += 1
+    return rounds
+
+
 @dataclass(frozen=True)
 class GossipPlan:
     """R rounds and their weights on one graph."""
 
     etas: tuple[float, ...]
     contraction: float  # max |P_R(mu)| over the graph: the worst factor of R rounds on any disagreement
+    stretch: float = 1.0  # s: rounds mix with I + s (W - I)
 
     @property
     def rounds(self) -> int:
@@ -98,6 +114,8 @@ class GossipPlan:
     def make(cls, topology: Topology, kind: str, rounds: int | None, who: str) -> GossipPlan:
         """The plan for a bound topology, or a UserError if its rounds would amplify disagreement."""
         require_static(topology, who)
+        if kind == FITTED:
+            return cls._fitted(topology, rounds)
         eigenvalues = np.linalg.eigvalsh(topology.matrix())[:-1]
         rate = topology.rate()
         if rounds is not None:
@@ -117,6 +135,16 @@ class GossipPlan:
             rounds += 1
             plan = cls._of(eigenvalues, etas(kind, rate, rounds))
         return plan
+
+    @classmethod
+    def _fitted(cls, topology: Topology, rounds: int | None) -> GossipPlan:
+        highest, lowest = topology.lambda_2(), topology.lambda_min()
+        if topology.size == 1:
+            return cls((0.0,) * (rounds or 1), 0.0)
+        stretch = 2.0 / (2.0 - highest - lowest)
+        delta = 0.5 * stretch * (highest - lowest)
+        rounds = fitted_rounds(delta) if rounds is None else rounds
+        return cls(tuple(etas("chebyshev", delta, rounds)), chebyshev_bound(delta, rounds), stretch)
 
     @classmethod
     def _of(cls, eigenvalues: npt.NDArray[np.float64], coefficients: list[float]) -> GossipPlan:

@@ -5,132 +5,141 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..core.errors import UserError
 from ..core.method import Metadata, option
+from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .accelerated import KINDS, GossipPlan
+from .accelerated import FITTED, KINDS, GossipPlan
 from .base import Needs, StepPlan
+from .corrected_steps import CorrectedSteps
+from .frozen_phases import FrozenPhases
 from .gossip import STATIC, Gossip
-from .wide import wide_zeros
+from .mixing import gossip_cost
 
 
 @dataclass
 class DeTAG(Gossip):
-    """Gradient tracking with accelerated gossip in phases: optimal in the number of rounds, up to a logarithm.
+    """Gradient tracking with accelerated gossip: R rounds after every step, or after a period of H steps.
 
-    A phase is R steps at a frozen model x. Each of them
-        adds a gradient:   s_i <- s_i + g_i(x_i) / R
-        gossips:           one round of AG_R on the model and on the tracker, x~ and y~ (see `accelerated`)
-    and the last one ends the phase:
-        x_i <- x~_i - a y~_i        the optimizer's step from x~ with y~ as its gradient
-        y_i <- y~_i + s_i - s_i(before),   s_i(before) <- s_i,   s_i <- 0,   x~_i <- x_i,   y~_i <- y_i
+        H times:         x_i <- x_i - a (g_i(x_i) + c_i)     the optimizer's step
+        then R rounds:   z_i = the mean of these H directions g_i + c_i
+                         c_i <- c_i - z_i + AG_R(z)_i,   x_i <- AG_R(x)_i        (AG_R: see `accelerated`)
 
-    The mean of y is the mean of the last phase's gradients, so it reaches the optimum of the mean on non-IID data. y is
-    one phase stale: keep the step below 1 / L. The first phase only accumulates gradients.
-    Stores six vectors ([x~ | y~] and its previous value, s and its previous value) and sends one message of 2 d to each
-    neighbour per step. With `overlap` communication overlaps with the gradient computation. The update goes through
-    the user's optimizer; with momentum it is DeTAGM. Near the optimum all workers have the same y, so momentum, Adam
-    and weight decay act as on one worker.
+    With H = 1, z is the tracker y of DSGT. The corrections c sum to zero over workers, so a constant step reaches the
+    optimum of the mean on non-IID data. R is the least number of rounds that leave at most 0.4 of any disagreement: it
+    grows as 1 / sqrt(gap). The rounds use the whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more.
+    With a period of R steps it sends one message per step on average, as DSGT does.
+    Stores five vectors (c, the sum of the directions, z, and the displacement of x and z by a round) and sends R messages of 2 d to each neighbour
+    per period. The step goes through the user's optimizer. Near the optimum all workers have the same g + c, so
+    momentum, Adam and weight decay act as on one worker.
+
+    `frozen=True` is the method of the paper, which optimises the number of rounds for a large batch: R gradients at a
+    frozen model, one round after each, then one step. y is one phase stale: keep the step below 1 / L. With `overlap`
+    its communication overlaps with the gradient computation. Stores six vectors; with momentum it is DeTAGM.
     Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
-    Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023.
+    Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023. The corrected
+    steps are those of Liu et al., Decentralized Gradient Tracking with Local Steps, Optimization Methods and Software
+    2024.
     """
 
     metadata: ClassVar[Metadata] = Metadata(
         name="detag",
-        help="gradient tracking with accelerated gossip in phases; exact, for sparse graphs",
-        cites=("lu2021optimal", "lu2023decentralized", "liu2011accelerated"),
+        help="gradient tracking with rounds of accelerated gossip; exact, for sparse graphs and non-IID data",
+        cites=("lu2021optimal", "lu2023decentralized", "liu2011accelerated", "liu2024decentralized"),
     )
 
     uses_gradient: ClassVar[bool] = True
     idle_steps: ClassVar[bool] = True
-    LATE: ClassVar[dict[str, type]] = {"first": int}
-    STATE: ClassVar[tuple[str, ...]] = ("first", "gossiped", "gossiped_before", "gathered", "gathered_before")
+    STATE: ClassVar[tuple[str, ...]] = ("kept",)
     vectors: ClassVar[int] = 2
     HEALTH: ClassVar[tuple[str, ...]] = ("tracker_gap", "spectral_gap", "phase", "contraction")
 
     topology: Topology = option(Ring(), help=STATIC)
-    rounds: int | None = option(None, help="R, steps in a phase; by default 1/2 ln(n) / sqrt(1 - lambda)", least=1)
-    gossip: str = option("accelerated", help="constant eta, Chebyshev weights, or none (eta = 0)", choices=KINDS)
-    overlap: bool = option(False, help="overlap communication with the gradient computation")
+    rounds: int | None = option(
+        None,
+        help="R; by default what leaves 0.4 of the disagreement, or with frozen 1/2 ln(n) / sqrt(1 - lambda)",
+        least=1,
+    )
+    gossip: str = option(
+        "auto",
+        help="weights of the rounds: fitted to the spectrum, Chebyshev's, constant (accelerated) or none (plain); "
+        "by default fitted, with frozen accelerated",
+        choices=("auto", FITTED, *KINDS),
+    )
+    frozen: bool = option(False, help="the paper's method: R gradients at a frozen model, one round after each")
+    overlap: bool = option(False, help="overlap communication with the gradient computation; needs frozen")
+
+    def check(self) -> None:
+        if self.overlap and not self.frozen:
+            raise UserError(
+                "DeTAG: overlap needs a model that stays as it is while messages travel: pass frozen=True with it"
+            )
 
     def needs(self) -> Needs:
-        return Needs(every_step=True, static_graph=True)
+        return Needs(every_step=self.frozen, static_graph=True)
 
     def takes_wires(self, size: int) -> tuple[str, str]:
         return "dense", "accelerated gossip amplifies what a message leaves out"
 
     def check_world(self, size: int) -> None:
-        GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__)
+        self._plan(self.topology.on(size))
 
     def sends_before_step(self) -> bool:
-        return not self.overlap
+        return self.frozen and not self.overlap
 
     def init_state(self) -> None:
         graph = self.agreed_graph()
-        self.plan = GossipPlan.make(graph, self.gossip, self.rounds, type(self).__name__)
-        self.start_gossip(graph, weighted=False)
-        x = self.flat.x
-        self.elements = x.numel()
-        self.first: int | None = None  # the step at which the first phase began
-        self.gossiped = wide_zeros(x, 2 * self.elements)  # [x~ | y~]
-        self.gossiped_before = torch.zeros_like(self.gossiped)
-        self.gathered = wide_zeros(x)
-        self.gathered_before = wide_zeros(x)
+        self.plan = self._plan(graph)
+        self.start_gossip(graph, weighted=False, stretch=self.plan.stretch)
+        self.scheme: CorrectedSteps | FrozenPhases
+        if self.frozen:
+            self.scheme = FrozenPhases(self.flat, self.mixing, self.plan, self.context.clock, overlap=self.overlap)
+        else:
+            self.scheme = CorrectedSteps(self.flat, self.mixing, self.plan)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the scheme keeps from step to step, by name."""
+        return {name: getattr(self.scheme, name) for name in self.scheme.STATE}
+
+    @kept.setter
+    def kept(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self.scheme, name, value)
 
     def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         assert g is not None
         self.weigh(g)
-        clock = self.context.clock
-        if self.first is None:
-            self.first = clock.step
-            self._begin_phase(x)
-        steps = clock.step - self.first
-        self._round(steps % self.plan.rounds)
-        self.gathered.add_(g, alpha=1.0 / self.plan.rounds)
-        if self._last:
-            x.copy_(self.gossiped[: self.elements])
-            g.copy_(self.gossiped[self.elements :])
-        # During the first phase there is no tracker yet, so the model is not updated.
-        return StepPlan(optimize=self._last and steps >= self.plan.rounds)
+        return self.scheme.before_step(x, g)
 
     def after_step(self, x: torch.Tensor) -> None:
-        if self._last:
-            self.gossiped[self.elements :].add_(self.gathered).sub_(self.gathered_before)
-            self.gathered, self.gathered_before = self.gathered_before.zero_(), self.gathered
-            self._begin_phase(x)
-        if self.overlap:
-            self.mixing.begin(self.gossiped)
+        self.scheme.after_step(x)
 
     def sent_with_model(self) -> dict[str, Any]:
-        return {"gossiped": self.gossiped} | ({"gathered": self.gathered} if self.overlap else {})
+        return self.scheme.sent_with_model()
 
     def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
         self.mixing.drop()
-        self.first = None  # the next step begins the first phase
-        for vector in (self.gossiped, self.gossiped_before, self.gathered, self.gathered_before):
-            vector.zero_()
+        self.scheme.restart()
 
-    def _begin_phase(self, x: torch.Tensor) -> None:
-        self.gossiped[: self.elements].copy_(x)
-        self.gossiped_before.copy_(self.gossiped)
+    def cost(self, model: ModelSize, rank: int, size: int, due: bool, round: int = 0) -> tuple[int, int]:
+        if not due:
+            return 0, 0
+        rounds = 1 if self.frozen else self._plan(self.topology.on(size)).rounds
+        messages, bytes = gossip_cost(self.topology, model, rank, size, round, vectors=self.vectors)
+        return rounds * messages, rounds * bytes
 
-    def _round(self, number: int) -> None:
-        """z_{r+1} = (1 + eta) W z_r - eta z_{r-1}, written over z_{r-1}."""
-        eta = self.plan.etas[number]
-        if not self.mixing.in_flight:  # without overlap, at the first step, and after a checkpoint
-            self.mixing.begin(self.gossiped)
-        self.mixing.end(self.gossiped, self.gossiped_before, scale=1.0 + eta, keep=-eta)
-        self.gossiped, self.gossiped_before = self.gossiped_before, self.gossiped
-
-    @property
-    def _last(self) -> bool:
-        """Is this the last step of a phase? Also where none has begun."""
-        return self.first is None or (self.context.clock.step - self.first + 1) % self.plan.rounds == 0
+    def _plan(self, graph: Topology) -> GossipPlan:
+        kind = self.gossip
+        if kind == "auto":
+            kind = "accelerated" if self.frozen else FITTED
+        return GossipPlan.make(graph, kind, self.rounds, type(self).__name__)
 
     @property
     def tracker_gap(self) -> float:
-        """||mean(y) - mean(gradients of the last phase)||: rounding error only."""
-        return float(self.context.comm.mean(self.gossiped[self.elements :] - self.gathered_before).norm())
+        """||mean(y) - mean(gradients)||: rounding error only."""
+        return self.context.island.norm(self.context.comm.mean(self.scheme.imbalance().clone()))
 
     @property
     def phase(self) -> int:

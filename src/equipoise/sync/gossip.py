@@ -66,15 +66,23 @@ class Gossip(OnGraph):
     )
 
     def start_gossip(
-        self, graph: Topology, *, weighted: bool, links: Callable[[int], RoundLinks] | None = None
+        self,
+        graph: Topology,
+        *,
+        weighted: bool,
+        links: Callable[[int], RoundLinks] | None = None,
+        stretch: float = 1.0,
     ) -> None:
-        """Make `self.mixing`. `weighted` conserves the mean weighted by shares; else the method weighs gradients."""
+        """Make `self.mixing`. `weighted` conserves the mean weighted by shares; else the method weighs gradients.
+
+        stretch: rounds mix with I + stretch (W - I).
+        """
         weights = self.weights if weighted else "uniform"
         static = graph.on(self.context.size).cycle == 1 and links is None
-        channel = self._replicas(graph, static) if self.context.wire is not None else None
-        self.mixing = Mixing(self.context, graph, channel, links=links, weights=weights)
+        channel = self._replicas(graph, static, stretch) if self.context.wire is not None else None
+        self.mixing = Mixing(self.context, graph, channel, links=links, weights=weights, stretch=stretch)
 
-    def _replicas(self, graph: Topology, static: bool) -> ReplicaChannel:
+    def _replicas(self, graph: Topology, static: bool, stretch: float) -> ReplicaChannel:
         """Replicas on both ends of each link; on a graph that changes, codes of the distance to the initial model."""
         context, wire = self.context, self.context.wire
         assert wire is not None
@@ -86,7 +94,7 @@ class Gossip(OnGraph):
                     f"{type(self).__name__} needs a wire that leaves out less than it sends, {wire!r} does not: keep "
                     "more, or use feedback=1"
                 )
-            width = _width(graph.on(context.size)) if static else 0.0
+            width = stretch * _width(graph.on(context.size)) if static else 0.0
             # Of rank 0: were it not the same everywhere, the mean would move.
             gamma = context.comm.gather_objects(consensus_step(error, width))[0]
         return wire.replicas("gossip", self.vectors, gamma, tracks=static)

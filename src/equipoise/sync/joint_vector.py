@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ..core.vector import Flat
@@ -26,9 +29,16 @@ class JointVector:
 
     def mix(self, mixing: Mixing, x: torch.Tensor) -> None:
         """One round of gossip on both, in place. `x` must be the model that was moved here."""
-        if self._apart:
-            self.buffer[: self._split].copy_(x)
-            x.copy_(mixing.mix(self.buffer)[: self._split])
+        with self.holding(x) as both:
+            mixing.mix(both)
+
+    @contextmanager
+    def holding(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The buffer with the model at its front; `x` has what became of it afterwards."""
+        if not self._apart:
+            assert x.data_ptr() == self.buffer.data_ptr(), "the model no longer lies at the front of its buffer"
+            yield self.buffer
             return
-        assert x.data_ptr() == self.buffer.data_ptr(), "the model no longer lies at the front of its buffer"
-        mixing.mix(self.buffer)
+        self.buffer[: self._split].copy_(x)
+        yield self.buffer
+        x.copy_(self.buffer[: self._split])

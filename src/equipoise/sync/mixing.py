@@ -46,6 +46,7 @@ class Mixing:
         x_i + gamma sum_j W_ij (xh_j - xh_i), whose terms cancel in the sum over workers.
     links: the links of each round, if they are not those of the topology.
     weights: "size" conserves the mean weighted by the workers' shares, instead of the plain mean (see `weighted`).
+    stretch: s, where a round mixes with I + s (W - I) instead of W.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Mixing:
         channel: ReplicaChannel | None = None,
         links: Callable[[int], RoundLinks] | None = None,
         weights: str = "uniform",
+        stretch: float = 1.0,
     ):
         self.context = context
         self.topology = topology.on(context.size)
         self.channel = channel
         self._links_of = links or self._topology_links
+        self._stretch = stretch
         self.weights = self._supported(weights)  # "size" or "uniform"
         self._cached_shares = self.shares
         self._cache: dict[int, RoundLinks] = {}  # links by round, valid for `_cached_shares`
@@ -133,16 +136,16 @@ class Mixing:
         return out
 
     @torch.no_grad()
-    def end_displacement(self, own: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """out <- out + sum_j W_ij (m_j - own), the displacement by this round.
+    def end_displacement(self, own: torch.Tensor, out: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        """out <- out + scale sum_j W_ij (m_j - own), the displacement by this round.
 
         Differences of two workers cancel exactly, whatever the precision of `own`: rounding leaves the sum over all
         workers alone, as it does not in W own - own. `out` may be wider than `own`.
         """
         messages = self._arrived()
-        sources, step, reference = self._links.sources, 1.0, own
+        sources, step, reference = self._links.sources, scale, own
         if self.channel is not None:
-            step = self.channel.gamma
+            step = scale * self.channel.gamma
             reference, messages = self.channel.advance({peer: messages[peer] for peer, _ in sources})
         for start in range(0, len(out), _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -203,7 +206,7 @@ class Mixing:
             return self._cache[phase]
         targets = [peer for peer, _ in topology.targets(phase, rank)]
         links = RoundLinks(topology.keeps(phase, rank), topology.neighbours(phase, rank), targets)
-        links = weighted(links, rank, self._cached_shares)
+        links = stretched(weighted(links, rank, self._cached_shares), self._stretch)
         if topology.cycle:
             self._cache[phase] = links
         return links
@@ -219,6 +222,14 @@ def weighted(links: RoundLinks, rank: int, shares: list[float]) -> RoundLinks:
     if not shares:
         return links
     sources = [(peer, weight * min(1.0, shares[peer] / shares[rank])) for peer, weight in links.sources]
+    return RoundLinks(1.0 - sum(weight for _, weight in sources), sources, links.targets)
+
+
+def stretched(links: RoundLinks, stretch: float) -> RoundLinks:
+    """The links of I + s (W - I): the same messages, rows still sum to 1."""
+    if stretch == 1.0:
+        return links
+    sources = [(peer, stretch * weight) for peer, weight in links.sources]
     return RoundLinks(1.0 - sum(weight for _, weight in sources), sources, links.targets)
 
 
