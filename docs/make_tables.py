@@ -208,6 +208,32 @@ def wire_training(measured: dict[str, Any], sync: str) -> str:
     return lines(head, body)
 
 
+def plan_validation(measured: dict[str, Any], view: str) -> str:
+    """The first choice of each case: what was promised, what it took, and what the fastest of those measured took."""
+    body = []
+    for name, case in measured.items():
+        real = {choice: average(row["real"]) for choice, row in case["choices"].items()}
+        own, fastest = case["choices"][case["first"]], min(real, key=lambda choice: real[choice])
+        (low, high), ratio = case["interval"], real[case["first"]] / real[fastest]
+        body.append(
+            [
+                name,
+                case["first"],
+                f"{digits(case['seconds'])} ({digits(low)} to {digits(high)})",
+                " ".join("-" if seconds is None else digits(seconds) for seconds in own["real"]),
+                "the first" if ratio == 1 else f"{fastest}: {digits(real[fastest])}",
+                f"{ratio:.2f}" if ratio <= 1.1 else f"**{ratio:.2f}**",
+            ]
+        )
+    head = ["case", "first choice", "predicted s (interval)", "real s, new seeds", "the fastest", "first / fastest"]
+    return lines(head, body)
+
+
+def average(seconds: list[float | None]) -> float:
+    """Infinite if a run did not reach the target in time."""
+    return math.inf if None in seconds else statistics.mean(s for s in seconds if s is not None)
+
+
 _FREE = ("D-RR", "flip-flop", "paired reversal")
 
 
@@ -271,6 +297,7 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "partition_processes": partition_processes,
     "wire_training": wire_training,
     "gossip": gossip,
+    "plan_validation": plan_validation,
     "order_seconds": order_seconds,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
