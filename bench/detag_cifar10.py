@@ -103,7 +103,16 @@ def check(data: tuple[torch.Tensor, torch.Tensor], images: torch.Tensor, steps: 
     blocks = blocks_of(data[1], workers, 0.0, 0)
     for name, (make, sync, period) in sim.methods(graph).items():
         x, _ = sim.simulate(
-            make, data, blocks, [rate], batch=batch, steps=steps, seed=0, measure=data[1][:1], every=steps, shuffle=False
+            make,
+            data,
+            blocks,
+            [rate],
+            batch=batch,
+            steps=steps,
+            seed=0,
+            measure=torch.arange(1),
+            every=steps,
+            shuffle=False,
         )
         run = eq.train(
             lambda: sim.Network.module(0),
