@@ -41,7 +41,7 @@ SETTINGS = {  # by name: workers, part shuffled, slack, momentum
 }
 RIVALS = ("D-PSGD", "D2", "DSGT")
 EVERYWHERE = ("DeTAG", *RIVALS)
-OTHERS = {"0 % shuffled", "slack 0.1", "100 % shuffled"}  # where the other variants and the all-reduce run too
+OTHERS = {"0 % shuffled", "100 % shuffled"}  # where the other variants and the all-reduce run too
 RATES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 SEEDS = (0, 1, 2)
 
@@ -59,16 +59,16 @@ def blocks_of(labels: torch.Tensor, workers: int, shuffled: float, seed: int) ->
     return [block[: len(labels) // workers] for block in np.array_split(ranked, workers)]
 
 
-def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All methods in one setting: the curve of each seed at the best rate, and the final losses of all rates."""
+def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argparse.Namespace) -> None:
+    """All methods in one setting, a file each: the curves at the best rate, and the final losses of all rates."""
     workers, shuffled, slack, momentum = SETTINGS[name]
     graph = eq.topology.Ring(slack=slack).on(workers)
     chosen = sim.methods(graph, momentum)
     rates = [round(rate * (1 - momentum) * 2, 4) if momentum else rate for rate in RATES]
     measure = torch.from_numpy(np.random.default_rng(0).permutation(len(data[1]))[: args.measured])
-    rows = []
     for method, (make, _, _) in chosen.items():
-        if method not in EVERYWHERE and name not in OTHERS:
+        file = Path(args.out) / f"{name}, {method}.json".replace(" ", "-").replace("%", "percent")
+        if (method not in EVERYWHERE and name not in OTHERS) or file.exists():
             continue
         best, ends, curves = 0.0, {}, []
         for seed in SEEDS[: args.seeds]:
@@ -95,8 +95,8 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
                 f"{time.process_time() - started:.0f} s",
                 flush=True,
             )
-        rows.append({"method": method, "rate": best, "sent": make().sent, "curves": curves, "rates": ends})
-    return rows
+        row = {"setting": name, "method": method, "rate": best, "sent": make().sent, "curves": curves, "rates": ends}
+        file.write_text(json.dumps(row))
 
 
 def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.Tensor, steps: int = 24) -> None:
@@ -104,6 +104,7 @@ def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.T
     workers, batch, rate = 8, 8, 0.1
     graph = eq.topology.Ring(slack=0.1).on(workers)
     blocks = blocks_of(data[1], workers, 0.0, 0)
+    assert len(blocks[0]) >= steps * batch, "within one epoch: the two end epochs differently"
     for name, (make, sync, period) in sim.methods(graph).items():
         x, _ = sim.simulate(
             network,
@@ -140,10 +141,10 @@ def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.T
 
 def table(parts: list[Path]) -> dict[str, Any]:
     """What docs/make_tables.py shows: final losses by seed, rates, vectors sent, and curves of the mean over seeds."""
-    found: dict[str, Any] = {}
-    for path in parts:
-        found |= json.loads(path.read_text())
-    return {name: found[name] for name in SETTINGS if name in found}
+    rows = [json.loads(path.read_text()) for path in parts]
+    order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, period R", "DeTAG, frozen")
+    rows.sort(key=lambda row: order.index(row["method"]))
+    return {name: found for name in SETTINGS if (found := [row for row in rows if row["setting"] == name])}
 
 
 def draw(measured: dict[str, Any], path: str) -> None:
@@ -208,9 +209,7 @@ def main() -> None:
     part, parts = map(int, args.part.split("/"))
     names = args.only.split(",") if args.only else list(SETTINGS)[part::parts]
     for name in names:
-        file = out / f"{name.replace(' ', '-').replace('%', 'percent')}.json"
-        if not file.exists():
-            file.write_text(json.dumps({name: one_setting(name, data, args)}))
+        one_setting(name, data, args)
 
 
 if __name__ == "__main__":
