@@ -31,14 +31,14 @@ from equipoise.loop.worker import Worker
 DECAY = 1e-2
 FREE = ("D-RR", "flip-flop", "paired reversal")
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
-    "CD-GraB": eq.order.CDGraB,
+    "CD-GraB": lambda: eq.order.CDGraB(signal="exact"),
     "D-RR": eq.order.Reshuffle,
-    "CD-GraB projection": lambda: eq.order.CDGraB(signal="projection"),
-    "ID-GraB pair": eq.order.IDGraB,
+    "CD-GraB projection": lambda: eq.order.CDGraB(signal="projection", every=1, sweeps=1),
+    "ID-GraB pair": lambda: eq.order.IDGraB(signal="exact"),
     "flip-flop": eq.order.FlipFlop,
     "paired reversal": eq.order.PairedReversal,
-    "ID-GraB mean": lambda: eq.order.IDGraB(balance="mean"),
-    "CD-GraB stale": lambda: eq.order.CDGraB(coordinate="stale"),
+    "ID-GraB mean": lambda: eq.order.IDGraB(signal="exact", balance="mean"),
+    "CD-GraB stale": lambda: eq.order.CDGraB(signal="exact", coordinate="stale"),
 }
 Curve = list[tuple[float, float]]  # processor seconds so far and gap, after every epoch
 

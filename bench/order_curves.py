@@ -56,9 +56,9 @@ class Point(NamedTuple):
 def orders(cheap: str) -> dict[str, Order]:
     return {
         "D-RR": Reshuffle(),
-        "ID-GraB": IDGraB(),
-        "CD-GraB": CDGraB(),
-        f"CD-GraB {cheap}": CDGraB(signal=cheap),
+        "ID-GraB": IDGraB(signal="exact"),
+        "CD-GraB": CDGraB(signal="exact"),
+        f"CD-GraB {cheap}": CDGraB(signal=cheap, every=1, sweeps=1),
     }
 
 
@@ -68,7 +68,7 @@ def group_orders(batch: int) -> dict[str, Order]:
         "D-RR": Reshuffle(),
         "ID-GraB groups": IDGraB(**whole),
         "CD-GraB groups": CDGraB(**whole),
-        "CD-GraB last-layer": CDGraB(signal="last-layer"),
+        "CD-GraB last-layer": CDGraB(signal="last-layer", every=1, sweeps=1),
     }
 
 
@@ -133,7 +133,10 @@ def measure(task: Task, model: nn.Module, data: Any, limit: int) -> tuple[float,
     return mean, float(np.exp(mean)) if task.loss is language_loss else right / seen
 
 
-def curve(task: Task, data: LoadedData, order: Order, workers: int, epochs: int, lr: float, seed: int) -> list[Point]:
+def curve(
+    task: Task, data: LoadedData, order: Order, workers: int, epochs: int, lr: float, seed: int, tested: int = 2000
+) -> list[Point]:
+    """Loss, test metric (on `tested` examples) and seconds of every epoch."""
     points: list[Point] = []
 
     def build() -> nn.Module:
@@ -165,7 +168,7 @@ def curve(task: Task, data: LoadedData, order: Order, workers: int, epochs: int,
             spent = time.process_time() - started
             if comm.rank == 0:
                 loss, _ = measure(task, worker.model, data.train, task.measured)
-                _, test = measure(task, worker.model, data.test, 2000)
+                _, test = measure(task, worker.model, data.test, tested)
                 points.append(Point(loss, test, spent))
 
     eq.spawn(loop, workers, virtual=True)

@@ -2,7 +2,8 @@
 with a gather of gradients.
 
 1M-parameter MLP, all-reduce, batches of 32 per worker, momentum SGD. All variants run in the same processes on the
-same group, a block of steps each in turn; one thread per process.
+same group, in turn; whole epochs of 32 steps, of the default, which learns from one epoch of five, five of them. One
+thread per process.
 """
 
 from __future__ import annotations
@@ -22,16 +23,26 @@ from equipoise.loop.worker import Worker
 
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "D-RR": eq.order.Reshuffle,
-    "CD-GraB exact": eq.order.CDGraB,
-    "CD-GraB stale": lambda: eq.order.CDGraB(coordinate="stale"),
-    "CD-GraB projection": lambda: eq.order.CDGraB(signal="projection"),
+    "CD-GraB": eq.order.CDGraB,
     "CD-GraB last layer": lambda: eq.order.CDGraB(signal="last-layer"),
-    "ID-GraB exact": eq.order.IDGraB,
+    "every epoch: exact": lambda: eq.order.CDGraB(signal="exact"),
+    "every epoch: exact, stale": lambda: eq.order.CDGraB(signal="exact", coordinate="stale"),
+    "every epoch: projection": lambda: eq.order.CDGraB(every=1),
+    "every epoch: last layer": lambda: eq.order.CDGraB(signal="last-layer", every=1),
+    "every epoch: ID-GraB exact": lambda: eq.order.IDGraB(signal="exact"),
+    "every epoch: relay, projection": lambda: eq.order.GossipGraB(every=1),
+    "every epoch: one-peer, projection": lambda: eq.order.GossipGraB(every=1, pass_on="one-peer"),
 }
-GOALS = {"CD-GraB exact": 1.8, "CD-GraB projection": 1.2, "CD-GraB last layer": 1.2}
+GOALS = {
+    "CD-GraB": 1.05,
+    "CD-GraB last layer": 1.2,
+    "every epoch: exact": 1.8,
+    "every epoch: projection": 1.2,
+    "every epoch: last layer": 1.2,
+}
 
 
-def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+def compare(comm: Comm, batch: int, repetitions: int) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Seconds and bytes (of all workers) per step of each order."""
     data = Source(images())
     workers = {}
@@ -55,6 +66,9 @@ def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[
                 worker.position.begin(worker.clock.epoch)
             worker.step()
 
+    epoch = workers["D-RR"].position.steps_left
+    for worker in workers.values():
+        steps(worker, epoch)
     seconds: dict[str, list[float]] = {name: [] for name in ORDERS}
     sent: dict[str, float] = {}
     for turn in range(repetitions + 1):
@@ -62,18 +76,19 @@ def compare(comm: Comm, batch: int, block: int, repetitions: int) -> tuple[dict[
             before = comm.ledger.bytes
             barrier(comm)
             started = time.perf_counter()
-            steps(worker, block)
+            count = epoch * getattr(worker.order, "chosen_every", 1)
+            steps(worker, count)
             barrier(comm)
             if turn:
-                seconds[name].append((time.perf_counter() - started) / block)
-            sent[name] = (comm.ledger.bytes - before) / block
+                seconds[name].append((time.perf_counter() - started) / count)
+            sent[name] = (comm.ledger.bytes - before) / count
     return seconds, {name: sum(comm.gather_objects(value)) for name, value in sent.items()}
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", workers=4, batch=32, block=8, repetitions=7)
+    args = arguments(__doc__ or "", workers=4, batch=32, repetitions=7)
     torch.set_num_threads(1)
-    results = eq.spawn(lambda comm: compare(comm, args.batch, args.block, args.repetitions), args.workers)
+    results = eq.spawn(lambda comm: compare(comm, args.batch, args.repetitions), args.workers)
     seconds, sent = results[0]
     d = sum(p.numel() for p in mlp().parameters())
     gathered = args.workers * args.batch * (args.workers - 1) * d * 4

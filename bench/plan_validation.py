@@ -1,11 +1,17 @@
 """Is the first choice of `equipoise plan` the fastest on real processes?
 
-    sudo python plan_validation.py --minutes 1.5 --out plan_validation [--cases 10]
+    python plan_validation.py search --minutes 3         # simulated
+    python plan_validation.py predict                    # the same choices with seeds that the search has not seen
+    sudo python plan_validation.py real                  # on a quiet machine
+    python plan_validation.py table [--json FILE]
 
-For each case: a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal speeds or 1:1:2:4) and a model; the search;
-then its finalists and float32 all-reduce on real processes, one per network namespace (namespaces.py), until the
-target. A worker of R examples per second sleeps so that a batch of b takes b / R seconds: two cores then stand for four
-machines. The first choice should be the fastest, or within 10 % of it, in 8 of 10 cases.
+Each phase takes cases (all, or those named by `--cases 0,3`) and keeps what it has in `--out`, so it can be called case
+by case. A case is a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal speeds or 1:1:2:4), a model and a target.
+`search` calls the command. The choices to measure are its finalists, the best one of every other sync that reached the
+target in the search, and float32 all-reduce. `predict` simulates them with new seeds. `real` runs them with the same
+seeds, one process per network namespace (namespaces.py), until the target. A worker of R examples per second sleeps at
+the end of its backward pass so that a batch of b takes b / R seconds: two cores then stand for four machines. The
+first choice should be the fastest, or within 10 % of it, in 8 of 10 cases.
 """
 
 from __future__ import annotations
@@ -13,11 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import namespaces
 import torch
@@ -25,126 +32,249 @@ from torch import nn
 
 from equipoise.config.recipe import Recipe
 from equipoise.loop.from_recipe import assemble
-from equipoise.loop.train import prepare, run_job
+from equipoise.loop.train import run_job
 
 WORKERS, RATE = 4, 400.0  # examples per second at speed 1
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 LINKS = {"100mbit": "100 Mbit", "1gbit": "1 Gbit"}
-MODELS = {"small": "[128]", "large": "[1000, 230]", "deep": "[512, 512]"}
-CASES = [(rate, speeds, model) for model in MODELS for rate in LINKS for speeds in SPEEDS][:10]
-GOAL = 8
+MODELS = {  # what the user gives
+    "large": ["--model.hidden", "[500, 300]", "--momentum", "0.9", "--until", "loss=0.2"],
+    "small": ["--model.hidden", "[64]", "--optimizer", "adam", "--until", "loss=0.3"],
+    "deep": ["--model.hidden", "[256, 256]", "--momentum", "0.9", "--until", "accuracy=0.94"],
+}
+FIRST_SEED, MOST_CHOICES = 100, 6
+GOAL, MARGIN = 8, 1.1
+namespaces.PREFIX, namespaces.NETWORK = "eqplan", "10.231.78"
 
 
-def cluster_file(path: Path, rate: str, speeds: str) -> None:
-    rows = "".join(f"[[workers]]\nexamples_per_second = {RATE * speed}\n" for speed in SPEEDS[speeds])
-    path.write_text(f'{rows}[links]\nbandwidth = "{LINKS[rate]}"\nlatency = "0.2 ms"\n')
+class Case(NamedTuple):
+    model: str
+    rate: str
+    speeds: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {LINKS[self.rate]}, {self.speeds}"
+
+    @property
+    def slug(self) -> str:
+        return f"{self.model}-{self.rate}-{self.speeds.replace(':', '')}"
 
 
-def search(folder: Path, model: str, args: argparse.Namespace) -> dict[str, Any]:
+CASES = [Case(model, rate, speeds) for model in MODELS for rate in LINKS for speeds in SPEEDS][:10]
+
+
+def search(case: Case, folder: Path, args: argparse.Namespace) -> None:
+    rows = "".join(f"[[workers]]\nexamples_per_second = {RATE * speed}\n" for speed in SPEEDS[case.speeds])
+    text = f'{rows}[links]\nbandwidth = "{LINKS[case.rate]}"\nlatency = "{args.latency}"\n'
+    (folder / "cluster.toml").write_text(text)
     command = [sys.executable, "-m", "equipoise", "plan", "--cluster", str(folder / "cluster.toml"), "--data", "digits"]
-    command += ["--model", "mlp", "--model.hidden", MODELS[model], "--until", f"accuracy={args.target}"]
-    command += ["--minutes", str(args.minutes), "--seeds", "2", "--quiet", "--out", str(folder / "plan")]
+    command += ["--model", "mlp", *MODELS[case.model]]
+    command += ["--minutes", str(args.minutes), "--quiet", "--out", str(folder / "plan")]
+    began = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    found: dict[str, Any] = json.loads((folder / "plan" / "plan.json").read_text())
-    return found
+    found = json.loads((folder / "plan" / "plan.json").read_text())
+    content = {
+        "minutes": round((time.monotonic() - began) / 60, 2),
+        "answer": found["answer"],
+        "interval": found["interval"],
+        "choices": chosen(folder / "plan", found),
+    }
+    keep(folder / "search.json", content)
 
 
-def recipes(folder: Path, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of the finalists, and of plain all-reduce at the learning rate of the first one."""
-    by_name = {}
-    for row in found["finals"]:
-        slug = row["choice"].replace(", ", "-").replace(" ", "-")
-        path = next((folder / "plan" / "runs").glob(f"{slug}/finals-seed-0/recipe.toml"))
-        by_name[row["choice"]] = Recipe.load(path).without("cluster", "virtual", "budget", "out").table()
-    first = next(iter(by_name.values()))
-    plain = Recipe.from_dict({k: v for k, v in first.items() if k not in ("sync", "period", "wire", "topology")})
-    by_name["all-reduce, float32"] = plain.merged({"sync": "all-reduce", "period": 1}).table()
-    return by_name
+def chosen(plan: Path, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Recipes by choice: the finalists, the best one of every other sync, float32 all-reduce; first choice first."""
+    reached: dict[str, float] = {}
+    for rung in found["rungs"]:
+        reached |= {trial["choice"]: trial["score"] for trial in rung["trials"] if trial["reached"]}
+    order = [row["choice"] for row in found["finals"]] + sorted(reached, key=lambda name: reached[name])
+    tables: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(order):
+        path = next((plan / "runs").glob(f"{slug(name)}/*/recipe.toml"))
+        table = Recipe.load(path).without("cluster", "budget", "out").table()
+        plain = table["sync"]["name"] == "all-reduce" and table["wire"]["name"] == "float32"
+        known = {other["sync"]["name"] for other in tables.values()}
+        final = len(tables) < len(found["finals"])
+        if final or plain or (len(tables) < MOST_CHOICES and table["sync"]["name"] not in known):
+            tables.setdefault(name, table)
+        if plain:
+            break
+    else:
+        table = {k: v for k, v in next(iter(tables.values())).items() if k not in ("sync", "period", "wire", "topology")}
+        tables["all-reduce"] = Recipe.from_dict(table).merged({"sync": "all-reduce", "period": 1}).table()
+    return tables
+
+
+def slug(name: str) -> str:
+    from equipoise.compare.grid import Combination
+
+    return Combination(name, Recipe()).slug
+
+
+def summary(result: dict[str, Any], clock: str) -> dict[str, Any]:
+    """Seconds to the target, and where they went on the average worker."""
+    workers = result["workers"]
+    spent = {kind: statistics.mean(row[kind] for row in workers) for kind in ("compute", "wait", "communicate")}
+    reached = result["reached"]
+    return {
+        "seconds": reached[clock] if reached else None,
+        "steps": result["steps"],
+        "rounds": result["rounds"],
+        "bytes": result["bytes"],
+        **{kind: round(seconds, 4) for kind, seconds in spent.items()},
+    }
+
+
+def predict(case: Case, folder: Path, args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for choice, table in load(folder / "search.json")["choices"].items():
+        for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
+            recipe = {**table, "seed": seed, "virtual": True, "cluster": str(folder / "cluster.toml")}
+            job, how = assemble(Recipe.from_dict(recipe))
+            job.quiet = True
+            rows.setdefault(choice, []).append(summary(run_job(job, **how).result, "simulated_seconds"))
+    keep(folder / "predicted.json", rows)
 
 
 class Paced(nn.Module):
-    """A model whose batches take as long as on a machine of this rate."""
+    """A model whose batches take as long as on a machine of this rate: it sleeps when the last gradient is there."""
 
     def __init__(self, model: nn.Module, rate: float):
         super().__init__()
-        self.model, self.rate, self.due = model, rate, 0.0
+        self.model, self.rate, self.due, self.missing = model, rate, 0.0, 0
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.accumulated)
 
     def forward(self, x: torch.Tensor) -> Any:
-        if self.training:
-            time.sleep(max(0.0, len(x) / self.rate - 0.002))  # the computation itself takes about 2 ms
+        if self.training and torch.is_grad_enabled():
+            self.due = time.perf_counter() + len(x) / self.rate
+            self.missing = sum(1 for _ in self.model.parameters())
         return self.model(x)
+
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        self.missing -= 1
+        if self.missing == 0:
+            time.sleep(max(0.0, self.due - time.perf_counter()))
 
 
 def worker(path: str, speeds: str) -> None:
-    """One real process: train until the target, and print the seconds."""
+    """One real process: all choices and seeds, until the target; prints where the time went."""
     torch.set_num_threads(1)
-    content = json.loads(Path(path).read_text())
-    job, how = assemble(Recipe.from_dict(content))
-    build, rate = job.model, RATE * SPEEDS[speeds][int(os.environ["RANK"])]
-    job.model, job.quiet, job.folder = lambda: Paced(build(), rate), True, None
-    prepare(job, False)
-    result = run_job(job, **{**how, "virtual": False, "cluster": None}).result
-    if os.environ["RANK"] == "0":
-        print(json.dumps(result["reached"]["seconds"] if result["reached"] else None))
+    rate = RATE * SPEEDS[speeds][int(os.environ["RANK"])]
+    for choice, table in json.loads(Path(path).read_text()):
+        job, how = assemble(Recipe.from_dict({**table, "workers": WORKERS, "virtual": False}))
+        build = job.model
+        job.model, job.quiet, job.folder = lambda build=build: Paced(build(), rate), True, None
+        began = time.monotonic()
+        result = run_job(job, **{**how, "virtual": False, "cluster": None}).result
+        if os.environ["RANK"] == "0":
+            row = {**summary(result, "seconds"), "wall": round(time.monotonic() - began, 2)}
+            print(json.dumps([choice, table["seed"], row]), flush=True)
 
 
-def measured(folder: Path, rate: str, speeds: str, table: dict[str, Any], seeds: int) -> float | None:
-    """Mean seconds over the seeds; None if one of them misses the target."""
-    seconds = []
-    for seed in range(seeds):
-        path = folder / "real.json"
-        path.write_text(json.dumps({**table, "seed": seed, "workers": WORKERS, "virtual": False}))
+def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
+    """Runs what is missing."""
+    path = folder / "real.json"
+    rows: dict[str, dict[str, Any]] = load(path) if path.is_file() else {}
+    choices = load(folder / "search.json")["choices"]
+    seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
+    missing = [(c, {**t, "seed": seed}) for seed in seeds for c, t in choices.items() if str(seed) not in rows.get(c, {})]
+    if not missing:
+        return
+    (folder / "todo.json").write_text(json.dumps(missing))
+    namespaces.remove(WORKERS)
+    try:
+        namespaces.make(WORKERS, case.rate)
+        extra = ["worker", "--todo", str((folder / "todo.json").resolve()), "--speeds", case.speeds]
+        text = namespaces.measure(os.path.abspath(__file__), extra, WORKERS)
+    finally:
         namespaces.remove(WORKERS)
-        try:
-            namespaces.make(WORKERS, rate)
-            text = namespaces.measure(os.path.abspath(__file__), ["--worker", str(path), "--speeds", speeds], WORKERS)
-        finally:
-            namespaces.remove(WORKERS)
-        seconds.append(json.loads(text.strip().splitlines()[-1]))
-    return None if None in seconds else sum(seconds) / len(seconds)
+    for line in text.splitlines():
+        choice, seed, row = json.loads(line)
+        rows.setdefault(choice, {})[str(seed)] = row
+    keep(path, rows)
+
+
+def outcome(folder: Path) -> dict[str, Any] | None:
+    """What was found, predicted and measured in one case; None if a phase is missing."""
+    if not all((folder / f"{name}.json").is_file() for name in ("search", "predicted", "real")):
+        return None
+    found, predicted, measured = (load(folder / f"{name}.json") for name in ("search", "predicted", "real"))
+    rows = {}
+    for choice in found["choices"]:
+        pairs = list(zip(predicted[choice], measured[choice].values(), strict=False))
+        rows[choice] = {
+            "predicted": [one["seconds"] for one, _ in pairs],
+            "real": [two["seconds"] for _, two in pairs],
+            "steps": [[one["steps"], two["steps"]] for one, two in pairs],
+        }
+    return {"minutes": found["minutes"], "first": next(iter(rows)), "interval": found["interval"], "choices": rows}
+
+
+def mean(seconds: list[float | None]) -> float:
+    return float("inf") if None in seconds else statistics.mean(s for s in seconds if s is not None)
+
+
+def table(out: Path, path: str | None) -> None:
+    measured = {case.name: row for case in CASES if (row := outcome(out / case.slug)) is not None}
+    good, ratios, inside, real_runs = 0, [], 0, 0
+    for name, row in measured.items():
+        seconds = {choice: mean(each["real"]) for choice, each in row["choices"].items()}
+        ratio = seconds[row["first"]] / min(seconds.values())
+        good += ratio <= MARGIN
+        low, high = row["interval"]
+        own = row["choices"][row["first"]]["real"]
+        inside, real_runs = inside + sum(s is not None and low <= s <= high for s in own), real_runs + len(own)
+        print(f"{name}: {row['first']}, {ratio:.2f} of the fastest{'' if ratio <= MARGIN else '  MISSED'}")
+        print(f"    interval {low:.2f} to {high:.2f} s, real {own}")
+        for choice, each in row["choices"].items():
+            pairs = [(p, r) for p, r in zip(each["predicted"], each["real"], strict=True) if p and r]
+            ratios += [p / r for p, r in pairs]
+            shown = ", ".join(f"{p:.2f} / {r:.2f} = {p / r:.2f}" for p, r in pairs)
+            print(f"    {choice:<60} {shown}   steps {each['steps']}")
+    print(f"{good} of {len(measured)} first choices are the fastest or within 10 %; goal {GOAL} of {len(CASES)}")
+    print(f"{inside} of {real_runs} real times of first choices lie in the interval, which should hold 80 %")
+    if ratios:
+        print(f"predicted / real, {len(ratios)} runs: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to "
+              f"{max(ratios):.3f}")
+    if path:
+        Path(path).write_text(json.dumps(measured, indent=1) + "\n")
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def keep(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--speeds", help=argparse.SUPPRESS)
-    parser.add_argument("--minutes", type=float, default=1.5, help="of each search")
-    parser.add_argument("--target", type=float, default=0.93)
-    parser.add_argument("--cases", type=int, default=10)
+    parser.add_argument("phase", choices=["search", "predict", "real", "table", "worker"])
+    parser.add_argument("--cases", help=f"numbers from 0 to {len(CASES) - 1}, with commas (all)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of each search")
     parser.add_argument("--seeds", type=int, default=2, help="of the real runs")
+    parser.add_argument("--latency", default="0.1 ms", help="of the links, as the cluster files say")
     parser.add_argument("--out", default="plan_validation")
+    parser.add_argument("--json", metavar="FILE", help="table: also write docs/measured/plan_validation.json")
+    parser.add_argument("--todo", help=argparse.SUPPRESS)
+    parser.add_argument("--speeds", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        worker(args.worker, args.speeds)
-        return
-    out = Path(args.out)
-    rows = json.loads((out / "rows.json").read_text()) if (out / "rows.json").is_file() else {}
-    for rate, speeds, model in CASES[: args.cases]:
-        name = f"{rate} {speeds} {model}"
-        folder = out / name.replace(" ", "-").replace(":", "")
-        folder.mkdir(parents=True, exist_ok=True)
-        if name not in rows:
-            cluster_file(folder / "cluster.toml", rate, speeds)
-            found = search(folder, model, args)
-            predicted = {row["choice"]: row["mean"] for row in found["finals"]}
-            real = {
-                choice: measured(folder, rate, speeds, table, args.seeds)
-                for choice, table in recipes(folder, found).items()
-            }
-            rows[name] = {"first": found["finals"][0]["choice"], "predicted": predicted, "real": real}
-            (out / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
-        row = rows[name]
-        best = min(seconds for seconds in row["real"].values() if seconds is not None)
-        own = row["real"][row["first"]]
-        ratio = own / best if own is not None else float("inf")
-        print(f"{name}: {row['first']}, {ratio:.2f} of the fastest {'ok' if ratio <= 1.1 else 'NOT'}", flush=True)
-        for choice, seconds in row["real"].items():
-            print(f"    {choice}: real {seconds}, predicted {row['predicted'].get(choice)}", flush=True)
-    good = sum(
-        (own := row["real"][row["first"]]) is not None and own <= 1.1 * min(s for s in row["real"].values() if s)
-        for row in rows.values()
-    )
-    print(f"{good} of {len(rows)} first choices are the fastest or within 10 %; goal {GOAL} of 10")
+    if args.phase == "worker":
+        worker(args.todo, args.speeds)
+    elif args.phase == "table":
+        table(Path(args.out), args.json)
+    else:
+        run = {"search": search, "predict": predict, "real": real}[args.phase]
+        numbers = [int(word) for word in args.cases.split(",")] if args.cases else range(len(CASES))
+        for case in (CASES[number] for number in numbers):
+            folder = Path(args.out) / case.slug
+            folder.mkdir(parents=True, exist_ok=True)
+            run(case, folder, args)
+            print(f"{args.phase}: {case.name} done", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
-from equipoise.frameworks.accelerate import attach, prepare
+from equipoise.integrations.accelerate import attach, prepare
 
 inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, inputs[:, :4].argmax(1))

@@ -2,7 +2,7 @@
 
     python examples/compare.py
 
-`equipoise compare` does the same from the command line, with several seeds in parallel and a report.
+`equipoise compare` does the same from the command line, in parallel and with a report.
 """
 
 import torch
@@ -28,15 +28,5 @@ choices = {
 }
 
 if __name__ == "__main__":
-    for name, choice in choices.items():
-        run = eq.train(
-            nn.Linear(10, 1),
-            nn.MSELoss(),
-            data,
-            workers=4,
-            cluster=cluster,
-            until="loss=0.01",
-            **{"batch": 16, **choice},
-        )
-        reached = run.result["reached"]
-        print(f"{name:<34} {reached['simulated_seconds']:6.2f} simulated s, {reached['rounds']:3d} rounds")
+    how = {"workers": 4, "cluster": cluster, "until": "loss=0.01", "batch": 16}
+    print(eq.compare(nn.Linear(10, 1), nn.MSELoss(), data, choices, seeds=1, **how))

@@ -4,7 +4,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import equipoise as eq
-from equipoise.frameworks.trainer import EquipoiseCallback
+from equipoise.integrations.huggingface import EquipoiseCallback
 
 # A language of ten words: each sentence counts from one of them.
 sentences = [torch.arange(first, first + 8) % 10 for first in range(10)] * 8

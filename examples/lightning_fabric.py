@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
-from equipoise.frameworks.lightning import EquipoiseFabricStrategy
+from equipoise.integrations.lightning import EquipoiseFabricStrategy
 
 torch.manual_seed(0)
 inputs = torch.randn(1024, 10)

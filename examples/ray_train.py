@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def train_loop(config):
     import equipoise as eq
-    from equipoise.frameworks.ray import prepare_data_loader, prepare_model, report, resume
+    from equipoise.integrations.ray import prepare_data_loader, prepare_model, report, resume
 
     torch.manual_seed(0)
     inputs = torch.randn(1024, 10)

@@ -27,7 +27,7 @@ LAYERS = [
     {"report"},
     {"compare", "reproduce"},
     {"search"},
-    {"cli", "testing", "frameworks"},
+    {"cli", "testing", "integrations"},
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 

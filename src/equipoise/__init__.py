@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .comm.current import close as close
     from .comm.current import rank as rank
     from .comm.current import world_size as world_size
+    from .compare.choices import compare as compare
     from .config.citations import cite as cite
     from .config.recipe import Recipe as Recipe
     from .config.registry import register as register
@@ -44,6 +45,7 @@ __all__ = [
     "batch_sizes",
     "cite",
     "close",
+    "compare",
     "errors",
     "features",
     "measure_speeds",
@@ -63,7 +65,7 @@ __all__ = [
     "world_size",
 ]
 
-_PACKAGES = ("batch", "order", "partition", "period", "signal", "sync", "testing", "topology", "wire")
+_PACKAGES = ("batch", "compare", "order", "partition", "period", "signal", "sync", "testing", "topology", "wire")
 _HOMES = {
     "cite": "config.citations",
     "close": "comm.current",

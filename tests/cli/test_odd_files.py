@@ -19,7 +19,7 @@ import equipoise as eq
 from equipoise.core import memory
 from equipoise.core.errors import DataError, UserError, verdict
 from equipoise.data.files import read_bytes
-from equipoise.data.npy import npz_arrays
+from equipoise.data.npz import npz_arrays
 from equipoise.data.synthetic import Synthetic
 from equipoise.launch.start import spawn
 

@@ -1,11 +1,17 @@
 """Functions of the user's own on the command line, and the weights that come out."""
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
+
+import equipoise as eq
 
 from .conftest import Command
 
@@ -82,6 +88,42 @@ def test_losses(command: Command, module: str, tmp_path: Path) -> None:
     assert len(set(losses)) == 3
 
 
+def test_files_of_the_users_own(command: Command) -> None:
+    """Each kind trains with the model that fits it by default, is resumed, and refused in one line where it is bad."""
+    rng = np.random.default_rng(0)
+    Path("t.csv").write_text("a,b,y\n" + "".join(f"{i},{i * i},{'uv'[i % 2]}\n" for i in range(12)))
+    np.savez("t.npz", x=rng.standard_normal((12, 3)), y=rng.standard_normal(12))
+    for label in "uv":
+        Path("pictures", label).mkdir(parents=True)
+        for i in range(6):
+            pixels = rng.integers(0, 256, (9, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(f"pictures/{label}/{i}.png")
+    for name, where, model in (("csv", "t.csv", "mlp"), ("npy", "t.npz", "mlp"), ("images", "pictures", "lenet")):
+        flags = ("--data", name, "--data.path", where, *(("--data.target", "y") if name == "csv" else ()))
+        said = command("train", *flags, "--batch", 2, "--steps", 1, "--out", f"run-{name}", *FLAGS)
+        assert said.code == 0, said.err
+        assert f'name = "{model}"' in Path(f"run-{name}/recipe.toml").read_text()
+        said = command("resume", f"run-{name}", "--steps", 2, "--quiet")
+        assert said.code == 0, said.err
+        said = command("train", *flags[:2], "--data.path", "nowhere", *flags[4:], *FLAGS)
+        assert said.code == 2
+        assert said.err.count("\n") == 1
+
+
+def test_what_a_run_from_python_gives(command: Command) -> None:
+    x = torch.randn(16, 3)
+    how = {"workers": 2, "batch": 4, "steps": 2, "out": "run"}
+    run = eq.train(nn.Linear(3, 1), nn.MSELoss(), (x, x[:, :1]), **how)
+    assert re.fullmatch(r"Run\(2 steps, mean model \{'loss': [\d.]+\}, folder=run\)", repr(run))
+    run.save("new/folder/model.safetensors")
+    said = command("export", "run", "--out", "another/model.pt")
+    assert said.code == 0, said.err
+    exported = torch.load("another/model.pt", weights_only=True)
+    for name, value in load_file("new/folder/model.safetensors").items():
+        assert torch.equal(value, run.model.state_dict()[name])
+        assert torch.equal(value, exported[name])
+
+
 def test_the_centre_of_a_checkpoint_and_a_killed_run(command: Command, tmp_path: Path) -> None:
     assert command("train", "--sync", "easgd", "--steps", 4, "--model", "logistic", "--out", "a", *FLAGS).code == 0
     mean = torch.load("a/model.pt", weights_only=True)
@@ -121,12 +163,17 @@ def test_errors_name_the_function_and_the_fix(
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (("nowhere",), "is no folder of a run"),
+        (("nowhere",), "is not the folder of a run"),
         (("a", "--of", "best"), "takes mean or centre"),
         (("a", "--format", "onnx"), "takes pt or safetensors"),
+        (("a", "--out", "model.onnx"), ".onnx cannot be written: use a name that ends in .pt or .safetensors"),
+        (("a", "--format", "pt", "--out", "model.safetensors"), "do not belong together"),
+        (("a", "--of", "centre"), "its model is not known here"),
     ],
 )
 def test_export_refuses_nonsense(command: Command, words: tuple[str, ...], fix: str) -> None:
+    Path("a").mkdir()
+    Path("a/events.jsonl").touch()
     said = command("export", *words)
     assert said.code in (2, 4)
     assert fix in said.err

@@ -213,6 +213,10 @@ def test_other_ranks_of_torchrun_write_and_print_nothing(
         ("detag --sync.frozen true --sync.rounds 1 --workers 32", "may multiply disagreement by 1.30"),
         ("mg-dsgd --period 2 --sync.rounds 1 --workers 32", "may multiply disagreement by 1.30"),
         ("lsgd --sync.groups 9", "at most as many groups"),
+        ("all-reduce --slow 1,2", "one factor of at least 1"),
+        ("all-reduce --cluster private", "describes 8 workers"),
+        ("all-reduce --cluster office --no-virtual", "is simulated"),
+        ("all-reduce --data synthetic --data.kind regress --until accuracy=0.9", "is not measured on this data"),
     ],
 )
 def test_a_dry_run_refuses_what_a_run_refuses(choice: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,9 @@ from equipoise.compare.explain import explain, within_spread
 from equipoise.compare.grid import Combination
 from equipoise.compare.plan import PlannedRun
 from equipoise.compare.table import Criterion, Spread, cells, rows_of
-from equipoise.compare.write import as_csv, as_markdown, fitting
+from equipoise.compare.write import LEAST_FIRST, as_csv, as_markdown
 from equipoise.config.recipe import Recipe
+from equipoise.core.terminal import fitting
 from equipoise.loop.until import Until
 
 CRITERION = Criterion("simulated_seconds", Until("accuracy", 0.9), "accuracy")
@@ -218,7 +219,7 @@ def test_format_of_numbers(values: list[float], text: str) -> None:
 def test_narrow_terminals_lose_columns_and_no_word() -> None:
     runs = [run("periodic-average, every 16", s, 10.0 + s, compute=9.0, wait=1.0) for s in (0, 1)]
     head, body = cells(rows_of(runs, CRITERION), CRITERION)
-    assert fitting(head, body, 200) == list(range(len(head)))
-    narrow = [head[i] for i in fitting(head, body, 80)]
+    assert fitting(head, body, 200, LEAST_FIRST) == list(range(len(head)))
+    narrow = [head[i] for i in fitting(head, body, 80, LEAST_FIRST)]
     assert narrow[:3] == head[:3]
     assert "wait" not in narrow

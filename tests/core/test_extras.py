@@ -95,13 +95,13 @@ def attempt(call):
         print(error)
 attempt(lambda: eq.partition.Submodular().divide(np.eye(6), workers=2))
 attempt(lambda: eq.data.Digits().load())
-attempt(lambda: importlib.import_module("equipoise.frameworks.lightning"))
-attempt(lambda: importlib.import_module("equipoise.frameworks.ray"))
+attempt(lambda: importlib.import_module("equipoise.integrations.lightning"))
+attempt(lambda: importlib.import_module("equipoise.integrations.ray"))
 """
     )
     assert said.splitlines() == [
         "the submodular partition needs numba: pip install 'equipoise[partition]'",
         "the digits data set needs scikit-learn: pip install 'equipoise[digits]'",
-        "equipoise.frameworks.lightning needs lightning: pip install 'equipoise[lightning]'",
-        "equipoise.frameworks.ray needs ray: pip install 'equipoise[ray]'",
+        "equipoise.integrations.lightning needs lightning: pip install 'equipoise[lightning]'",
+        "equipoise.integrations.ray needs ray: pip install 'equipoise[ray]'",
     ]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from equipoise.core.errors import UserError
 from equipoise.core.vector import Buffers, Flat, digest
@@ -439,3 +441,36 @@ def test_released_parameters_have_memory_of_their_own_and_can_be_taken_back() ->
     before[:6] += 1.0
     assert torch.equal(flat.gather(), before)
     assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 1
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what would be launched on a device: copies and fills, not views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        self.count += name.endswith("_") and not name.startswith("detach")
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("grads", [True, False], ids=["gradients", "none"])
+def test_copies_are_a_few_calls_however_many_parameters_there_are(grads: bool) -> None:
+    def calls(layers: int) -> int:
+        dtypes = [torch.float32, torch.bfloat16] * layers
+        model = nn.Sequential(*(nn.Linear(3, 3, dtype=dtype) for dtype in dtypes))
+        flat = Flat(model)
+        if grads:
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+        with Kernels() as kernels:
+            flat.gather()
+            flat.scatter()
+            flat.copy_gradient()
+            flat.gradient()
+            flat.scatter_gradient()
+        return kernels.count
+
+    assert calls(2) == calls(9) <= 8

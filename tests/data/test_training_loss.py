@@ -132,25 +132,66 @@ def test_collate_of_the_user() -> None:
         eq.train(nn.Linear(1, 2), LOSS, Ragged("pair"), workers=2, epochs=1)
 
 
-def test_columns_of_a_table_become_examples_and_classes() -> None:
-    class Table:
-        """As Hugging Face data sets answer."""
+class Table:
+    """As Hugging Face data sets answer: rows of Python numbers, or columns."""
 
-        column_names = ("x", "label")
+    column_names = ("x", "label")
 
-        def __len__(self) -> int:
-            return 24
+    def __init__(self, columns: bool):
+        self.columns = columns
 
-        def __getitem__(self, key: Any) -> Any:
-            return LABELS.tolist() if key == "label" else {"x": INPUTS[key].tolist(), "label": int(LABELS[key])}
+    def __len__(self) -> int:
+        return 24
 
-        def __getitems__(self, indices: list[int]) -> Any:
-            return {"x": [INPUTS[i] for i in indices], "label": [int(LABELS[i]) for i in indices]}
+    def __getitem__(self, key: Any) -> Any:
+        return LABELS.tolist() if key == "label" else {"x": INPUTS[key].tolist(), "label": int(LABELS[key])}
 
-    source = Source(Table())
+    def __getitems__(self, indices: list[int]) -> Any:
+        rows = [self[i] for i in indices]
+        return {name: [row[name] for row in rows] for name in self.column_names} if self.columns else rows
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_rows_and_columns_of_a_table_become_examples_and_classes(columns: bool) -> None:
+    source = Source(Table(columns))
     assert (source.view().labels == LABELS.numpy()).all()
-    run = eq.train(Net(), LOSS, Table(), workers=2, epochs=1, batch=4, partition=eq.partition.Sorted())
+    assert torch.equal(source.batch(np.arange(6))["x"], INPUTS[:6])
+    run = eq.train(Net(), LOSS, Table(columns), workers=2, epochs=1, batch=4, partition=eq.partition.Sorted())
     assert run.result["samples"] == 24
+
+
+def test_a_dict_of_arrays_is_a_data_set() -> None:
+    columns = {"labels": LABELS.numpy(), "x": INPUTS.numpy()}
+    how: dict[str, Any] = {"workers": 2, "epochs": 1, "batch": 4, "partition": eq.partition.Sorted()}
+    run = eq.train(Net(), LOSS, columns, **how)
+    reference = eq.train(Net(), LOSS, (INPUTS, LABELS), **how)
+    assert run.result["params_sha256"] == reference.result["params_sha256"]
+    assert Source({"x": INPUTS, "ids": LABELS}).view().labels is None
+
+
+def test_several_targets_reach_the_loss_as_they_are() -> None:
+    class Both(Items):
+        def __getitem__(self, i: int) -> Any:
+            return INPUTS[i], [int(LABELS[i]), float(INPUTS[i, 0])]
+
+    def loss(outputs: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
+        return LOSS(outputs, targets[0]) + (outputs[:, 0] - targets[1]).square().mean()
+
+    run = eq.train(Net(), loss, Both("pair"), workers=2, epochs=1, batch=4)
+    with torch.no_grad():
+        expected = loss(run.model(INPUTS), [LABELS, INPUTS[:, 0]])
+    assert run.result["models"]["mean"] == {"loss": pytest.approx(expected.item(), rel=1e-5)}
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(zip(INPUTS, LABELS, strict=True))
+
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+
+PAIR = (INPUTS, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +199,57 @@ def test_columns_of_a_table_become_examples_and_classes() -> None:
     [
         (Net(), None, Items("pair"), "needs a model that returns its loss"),
         (Net(), LOSS, [{"x": x} for x in INPUTS], "has no targets"),
+        (Net(), LOSS, Stream(), "is an IterableDataset, whose examples have no numbers.*list.data.*eq.attach"),
+        (Net(), LOSS, zip(INPUTS, LABELS, strict=True), "data of type zip cannot be indexed"),
+        (Net(), LOSS, torch.utils.data.DataLoader(Items("pair")), "pass its dataset .loader.dataset., batch=N"),
+        (
+            Net(),
+            LOSS,
+            {"train": Items("pair"), "test": Items("pair")},
+            "a dict with the entries train, test",
+        ),
+        (Net(), LOSS, (INPUTS.tolist(), LABELS.tolist()), "are lists: pass tensors or numpy arrays"),
+        (Net(), LOSS, (INPUTS.numpy(), np.array(["a"] * 24)), "dtype <U1 holds no numbers"),
+        (Net(), LOSS, (INPUTS, np.array(3)), "without axes"),
+        (Net(), LOSS, (INPUTS, LABELS[:5]), "different lengths"),
+        (Net(), LOSS, (INPUTS.double().numpy(), LABELS), "inputs are torch.float64 and the model is torch.float32"),
+        (Net(), LOSS, (INPUTS, LABELS.int()), "targets are torch.int32 .*pass targets.long"),
+        (nn.Linear(4, 3), LOSS, Items("several"), r"Linear.forward.*take the inputs of a batch \(2 in order\)"),
+        (Net(), LOSS, {"y": INPUTS, "labels": LABELS}, r"Net.forward.*does not take the inputs of a batch \(y\)"),
+        (nn.Linear(4, 3), None, PAIR, r"Linear.forward.*does not take the inputs of a batch \(2 in order\)"),
+        (Net(), nn.CrossEntropyLoss(reduction="none"), PAIR, r"the loss has the shape \[24\]: return one number"),
+        ("net", LOSS, PAIR, "model of type str: pass a torch.nn.Module"),
     ],
 )
-def test_what_has_no_loss_says_so(model: nn.Module, loss: Any, data: Any, fix: str) -> None:
-    with pytest.raises(UserError, match=fix):
+def test_what_cannot_be_trained_on_says_so_in_a_line(model: Any, loss: Any, data: Any, fix: str) -> None:
+    with pytest.raises(UserError, match=fix) as refused:
         eq.train(model, loss, data, epochs=1)
+    assert "\n" not in str(refused.value)
+
+
+def test_other_errors_of_a_model_stay_as_they_are() -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match="of its own"):
+        eq.train(Broken(), LOSS, PAIR, epochs=1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        eq.train(Net(), LOSS, (INPUTS[:, :2], LABELS), epochs=1)
+
+
+@pytest.mark.parametrize(("value", "words"), [("much", "type str"), (INPUTS, r"the shape \[24, 4\]")])
+def test_a_metric_that_is_no_number_is_named(value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=f"the metric 'odd' returned a value of {words}"):
+        eq.train(Net(), LOSS, PAIR, metrics={"odd": lambda outputs, targets: value}, epochs=1)
+
+
+def test_what_every_worker_makes_itself_is_passed_as_a_function() -> None:
+    sgd = torch.optim.SGD(Net().parameters(), lr=0.1)
+    with pytest.raises(UserError, match="optimizer of type SGD: pass a function: .*lambda p:"):
+        eq.train(Net(), LOSS, PAIR, optimizer=sgd)
+    with pytest.raises(UserError, match="scheduler of type StepLR: pass a function"):
+        eq.train(Net(), LOSS, PAIR, scheduler=torch.optim.lr_scheduler.StepLR(sgd, 1))
 
 
 def test_moving_keeps_the_structure() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -271,6 +272,26 @@ def test_worlds_of_virtual_workers_in_every_process_are_refused(monkeypatch: pyt
         spawn(lambda comm: None, 4, virtual=True)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert spawn(lambda comm: comm.size, 4, virtual=True) == [4] * 4
+
+
+def test_the_scripts_of_the_readme_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never two worlds that know nothing of each other: a loop is refused with the fix, `eq.train` says who works."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    loop, train = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert "eq.spawn(main, workers=4, virtual=True)" in loop
+    assert "workers=8" in train
+
+    def run(rank: int) -> Any:
+        names: dict[str, Any] = {}
+        said: list[str] = []
+        monkeypatch.setattr("equipoise.loop.train.say_once", lambda text, rank: said.append(text))
+        with pytest.raises(UserError, match="leave out virtual=True"):
+            exec(loop, names)
+        exec(loop.replace("eq.spawn(main, workers=4, virtual=True)", "main(None)"), names)
+        exec(train, names)
+        return said, len(names["run"].result["workers"])
+
+    assert under_torchrun(run) == [(["the workers are the 2 processes of torchrun, not workers=8"], 2)] * 2
 
 
 def test_a_group_of_the_program_is_a_world_of_its_own() -> None:

@@ -5,6 +5,7 @@ not.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,29 @@ def test_with_a_scheduler_and_clipping() -> None:
         "clipping does something here"
     )
     assert not same_bits(expected, by_hand(lying(8, 2), with_dropout, momentum, clip=0.05)), "and so does the schedule"
+
+
+@both
+def test_a_rate_that_follows_the_loss_is_changed_by_evaluations_and_resumed(virtual: bool, tmp_path: Path) -> None:
+    """ReduceLROnPlateau sees the loss of the mean model after every evaluation, on every worker, also at the end."""
+    seen: list[Any] = []
+
+    def scheduler(optimizer: Any) -> Any:
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=10.0)
+        seen.append(plateau)
+        return plateau
+
+    def run(epochs: int, **how: Any) -> Any:
+        how |= {"workers": 2, "batch": 8, "virtual": virtual, "deterministic": True, "evaluate_every": 1.0}
+        return train(plain(), sgd, epochs=epochs, scheduler=scheduler, **how).result["params_sha256"]
+
+    whole = run(4)
+    if virtual:
+        assert [one.num_bad_epochs + one.last_epoch for one in seen] == [4, 4]
+        assert {one.get_last_lr()[0] for one in seen} == {0.1 * 0.5**3}, "the first one sets the mark"
+    assert whole != train(plain(), sgd, epochs=4, workers=2, batch=8).result["params_sha256"]
+    run(2, out=tmp_path / "run")
+    assert run(4, out=tmp_path / "run", resume=True) == whole
 
 
 def test_micro_batches_accumulate_to_the_same_gradient() -> None:

@@ -49,7 +49,7 @@ def by_workers(blocks: list[torch.Tensor], epochs: int, batch: int, **options: A
 
     def loop(comm: Any) -> list[int]:
         mine = blocks[comm.rank]
-        order = bound(CDGraB(**options), len(mine), comm)
+        order = bound(CDGraB(signal="exact", **options), len(mine), comm)
         for epoch in range(epochs):
             positions = order.epoch(epoch)
             for step in range(steps):
@@ -65,7 +65,7 @@ def test_the_figure_of_the_paper() -> None:
     """Two workers, four examples: signs +, + and then -, - give the order 1, 4, 3, 2 on both."""
 
     def loop(comm: Any) -> tuple[list[int], list[int]]:
-        order = bound(CDGraB(), 4, comm)
+        order = bound(CDGraB(signal="exact"), 4, comm)
         first = order.epoch(0)
         vectors = torch.zeros(4, 2, dtype=torch.float64)
         vectors[torch.from_numpy(first[[0, 2]]), comm.rank] = 1.0  # differences e_w in both pairs
@@ -109,13 +109,13 @@ def test_pending_differences_are_saved() -> None:
     def loop(comm: Any) -> list[list[int]]:
         mine, orders = blocks[comm.rank], []
         for stop in (None, 4, 5, 6, 7):
-            order = bound(CDGraB(), len(mine), comm)
+            order = bound(CDGraB(signal="exact"), len(mine), comm)
             for epoch in range(2):
                 positions = order.epoch(epoch)
                 for step in range(20):
                     if epoch == 1 and step == stop:
                         assert order.delay == 4 or comm.size == 1
-                        state, order = order.state_dict(), bound(CDGraB(), len(mine), comm)
+                        state, order = order.state_dict(), bound(CDGraB(signal="exact"), len(mine), comm)
                         assert (len(state["pending"]) > 0) == (stop % 4 > 0)
                         order.load_state_dict(state)
                     part = positions[2 * step : 2 * step + 2]
@@ -131,9 +131,11 @@ def test_pending_differences_are_saved() -> None:
 def test_coordinated_is_flat_and_stale_and_independent_grow() -> None:
     """d = 16: 3.6, 3.4, 3.2 for 1, 4, 16 workers; stale 3.4, 3.6, 5.4; independent 3.4, 6.6, 13.1; random 80."""
     vectors = sphere(1024, 16)
-    together = {w: parallel_floor(CDGraB, vectors, w, 10, 256 // w) for w in (1, 8)}
-    independent = {w: parallel_floor(eq.order.IDGraB, vectors, w, 10, 256 // w) for w in (1, 4, 16)}
-    stale = parallel_floor(lambda: CDGraB(coordinate="stale"), vectors, 16, 10, 4)
+    together = {w: parallel_floor(lambda: CDGraB(signal="exact"), vectors, w, 10, 256 // w) for w in (1, 8)}
+    independent = {
+        w: parallel_floor(lambda: eq.order.IDGraB(signal="exact"), vectors, w, 10, 256 // w) for w in (1, 4, 16)
+    }
+    stale = parallel_floor(lambda: CDGraB(signal="exact", coordinate="stale"), vectors, 16, 10, 4)
     assert all(2.4 < value < 3.8 for value in together.values())
     assert independent[4] / independent[1] == pytest.approx(2.0, rel=0.35)
     assert independent[16] / independent[1] == pytest.approx(4.0, rel=0.35)
@@ -142,7 +144,7 @@ def test_coordinated_is_flat_and_stale_and_independent_grow() -> None:
 
 def test_one_worker_is_pair_balance() -> None:
     vectors = sphere(30, 5)
-    one, other = bound(CDGraB(), 30), bound(PairBalance(), 30)
+    one, other = bound(CDGraB(signal="exact"), 30), bound(PairBalance(signal="exact"), 30)
     for epoch in range(3):
         visit(one, vectors, epoch, 4)
         visit(other, vectors, epoch, 4)
@@ -166,7 +168,7 @@ def trained(order: CDGraB, **changes: Any) -> dict[str, Any]:
 @cache
 def coordinated(coordinate: str, signal: str = "exact") -> dict[str, Any]:
     """The result of an undisturbed run on virtual workers."""
-    return trained(CDGraB(coordinate=coordinate, signal=signal))
+    return trained(CDGraB(coordinate=coordinate, signal=signal, every=1))
 
 
 def test_factors_and_shards_give_the_same_signs() -> None:
@@ -182,7 +184,7 @@ def test_factors_and_shards_give_the_same_signs() -> None:
 @pytest.mark.parametrize("coordinate", ["factors", "shards", "stale"])
 @pytest.mark.parametrize("signal", ["exact", "projection"])
 def test_processes_and_virtual_workers_agree_and_resume(coordinate: str, signal: str, tmp_path: Path) -> None:
-    order, virtual = CDGraB(coordinate=coordinate, signal=signal), coordinated(coordinate, signal)
+    order, virtual = CDGraB(coordinate=coordinate, signal=signal, every=1), coordinated(coordinate, signal)
     if signal == "exact":
         processes = trained(order, virtual=False)
         assert processes["params_sha256"] == virtual["params_sha256"]
@@ -194,7 +196,7 @@ def test_processes_and_virtual_workers_agree_and_resume(coordinate: str, signal:
 @pytest.mark.parametrize("signal", ["projection", "last-layer"])
 def test_cheap_signals_agree_on_processes(signal: str) -> None:
     """Steps whose sketches share a message, too: 15 steps per epoch, three at a time."""
-    order = CDGraB(signal=signal)
+    order = CDGraB(signal=signal, every=1, sweeps=1)
     virtual, processes = (trained(order, batch=2, epochs=2, virtual=virtual) for virtual in (True, False))
     assert processes["params_sha256"] == virtual["params_sha256"]
     assert processes["bytes"] == virtual["bytes"]
@@ -210,7 +212,7 @@ def test_a_last_layer_is_sent_as_its_factors() -> None:
     options: dict[str, Any] = {"workers": 3, "steps": 5, "batch": 30, "deterministic": True}
     plain, ordered = (
         eq.train(wide, nn.CrossEntropyLoss(), (INPUTS, TARGETS), order=order, **options).result["bytes"]
-        for order in (eq.order.Reshuffle(), CDGraB(signal="last-layer"))
+        for order in (eq.order.Reshuffle(), CDGraB(signal="last-layer", sweeps=1))
     )
     assert 0 < ordered - plain < 5 * 3 * 2 * (15 * 410 * 4)
 
@@ -223,7 +225,7 @@ def test_traffic_is_in_the_ledger_and_far_below_a_gather_of_gradients() -> None:
     ).result["bytes"]
     gather = 2 * 90 * 2 * d * 4
     for coordinate, most in (("factors", 1.0), ("shards", 0.25), ("stale", 0.25)):
-        extra = trained(CDGraB(coordinate=coordinate), epochs=2)["bytes"] - plain
+        extra = trained(CDGraB(signal="exact", coordinate=coordinate), epochs=2)["bytes"] - plain
         assert 0 < extra < most * gather, coordinate
 
 
@@ -232,7 +234,7 @@ def test_shards_send_what_they_say() -> None:
     blocks = [sphere(4, 30, seed=w).float() for w in range(3)]
 
     def loop(comm: Any) -> int:
-        order = bound(CDGraB(coordinate="shards"), 4, comm)
+        order = bound(CDGraB(signal="exact", coordinate="shards"), 4, comm)
         visit(order, blocks[comm.rank], 0, 2)
         return comm.ledger.bytes
 
@@ -244,7 +246,7 @@ def test_shards_send_what_they_say() -> None:
 
 def test_workers_with_different_signs_are_detected() -> None:
     def loop(comm: Any) -> None:
-        order = bound(CDGraB(), 6, comm)
+        order = bound(CDGraB(signal="exact"), 6, comm)
         visit(order, sphere(6, 3, seed=comm.rank), 0, 2)
         if comm.rank == 1:
             order.digest = "something else"
@@ -258,7 +260,7 @@ def test_total_steps_is_refused() -> None:
     from equipoise.core.errors import UserError
 
     with pytest.raises(UserError, match="CDGraB needs all workers"):
-        trained(CDGraB(), period=eq.period.TotalSteps(), sync=eq.sync.PeriodicAverage())
+        trained(CDGraB(signal="exact"), period=eq.period.TotalSteps(), sync=eq.sync.PeriodicAverage())
 
 
 def test_stale_signs_change_the_sum_by_all_that_was_signed() -> None:
@@ -290,5 +292,13 @@ def test_differences_that_wait_are_signed_when_the_epoch_ends() -> None:
 
     x = torch.randn(54, 3)
     data = (x, (x.sum(1) > 0).long())
-    eq.train(nn.Linear(3, 2), nn.CrossEntropyLoss(), data, workers=2, epochs=2, batch=2, order=Spy(signal="last-layer"))
+    eq.train(
+        nn.Linear(3, 2),
+        nn.CrossEntropyLoss(),
+        data,
+        workers=2,
+        epochs=2,
+        batch=2,
+        order=Spy(signal="last-layer", every=1, sweeps=1),
+    )
     assert max(waiting) > 0, "nothing waited: the test says nothing"

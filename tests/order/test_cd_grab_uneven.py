@@ -20,13 +20,15 @@ X = torch.randn(EXAMPLES, 6, generator=torch.Generator().manual_seed(4))
 Y = (X[:, :3] + 0.3 * X[:, 3:]).argmax(1)
 
 MODES = {
-    "rows": {"coordinate": "auto"},
-    "factors": {"coordinate": "factors"},
-    "shards": {"coordinate": "shards"},
-    "stale": {"coordinate": "stale"},
-    "projection": {"signal": "projection"},
-    "last layer": {"signal": "last-layer"},
-    "groups": {"group": 3},
+    "rows": {"signal": "exact", "coordinate": "auto"},
+    "factors": {"signal": "exact", "coordinate": "factors"},
+    "shards": {"signal": "exact", "coordinate": "shards"},
+    "stale": {"signal": "exact", "coordinate": "stale"},
+    "projection": {"signal": "projection", "every": 1, "sweeps": 1},
+    "last layer": {"signal": "last-layer", "every": 1, "sweeps": 1},
+    "kept": {"every": 2},
+    "kept groups": {"group": 3, "every": 1},
+    "groups": {"signal": "exact", "group": 3},
     "batches": {"signal": "batch", "group": 3},
 }
 UNEVEN: dict[str, dict[str, Any]] = {
@@ -89,7 +91,7 @@ def test_the_balance_stays_sensible(case: str, epochs: list[Any]) -> None:
     assert result["health"]["herding"] < 0.8
 
 
-@pytest.mark.parametrize("mode", ["rows", "factors", "shards", "projection"])
+@pytest.mark.parametrize("mode", ["rows", "factors", "shards", "projection", "kept"])
 def test_stopped_anywhere_and_resumed(mode: str, epochs: list[Any], tmp_path: Path) -> None:
     """Inside the first and second epoch, on as many workers: the same bits. On fewer: every example once per epoch."""
     order, uneven = CDGraB(**MODES[mode]), {"batch": 5, "partition": eq.partition.IID(speeds=[1, 2, 1])}
@@ -107,7 +109,7 @@ def test_own_loop_cut_short_and_iterated_twice(epochs: list[Any]) -> None:
     """All workers leave an epoch early; two iterators share one; examples without a sign go to the middle."""
 
     def loop(comm: Any) -> list[int]:
-        sampler = eq.Sampler((X, Y), order=CDGraB(coordinate="factors"), batch=4)
+        sampler = eq.Sampler((X, Y), order=CDGraB(signal="exact", coordinate="factors"), batch=4)
         model = net()
 
         def take(batches: Any, count: int | None = None) -> list[int]:

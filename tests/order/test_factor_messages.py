@@ -91,7 +91,7 @@ def test_a_merged_layout_holds_the_largest_and_round_trips() -> None:
 def test_small_layers_that_are_applied_often_are_sent_as_gradients() -> None:
     images = torch.randn(2, 3, 12, 12)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, 5))
-    order = eq.order.PairBalance().bind(bound(eq.order.Reshuffle(), 2).context)
+    order = eq.order.PairBalance(signal="exact").bind(bound(eq.order.Reshuffle(), 2).context)
     with order.watcher.watching(model, 2):
         nn.functional.cross_entropy(model(images), torch.tensor([0, 1])).backward()
     convolution, linear = layer_layouts(order.watcher.view()) or []
@@ -105,7 +105,7 @@ def signed(coordinate: str, sizes: tuple[int, ...], batch: int, lengths: Any) ->
 
     def loop(comm: Any) -> list[int]:
         n = sizes[comm.rank]
-        order = bound(CDGraB(coordinate=coordinate), n, comm)
+        order = bound(CDGraB(signal="exact", coordinate=coordinate), n, comm)
         for epoch in range(2):
             positions = order.epoch(epoch)
             for step in range(steps):

@@ -56,7 +56,7 @@ def test_what_a_random_order_is_expected_to_reach(d: int) -> None:
 def test_herding_falls_from_one_to_the_floor() -> None:
     """The measure against the definition, in the first epoch and after twelve."""
     vectors = sphere(2048, 8)
-    order = bound(PairBalance(), 2048)
+    order = bound(PairBalance(signal="exact"), 2048)
     for epoch in range(13):
         positions = visit(order, vectors, epoch, 8)
         order.epoch(epoch + 1)
@@ -67,15 +67,26 @@ def test_herding_falls_from_one_to_the_floor() -> None:
     assert order.builder.prefix_norm.dimension == pytest.approx(8, rel=0.3)
 
 
+def test_herding_of_a_sample_of_the_coordinates_is_that_of_all() -> None:
+    """4,096 coordinates, of which 1,024 are sampled: a random order has 1, by the definition."""
+    vectors = sphere(256, 4096)
+    order = bound(PairBalance(signal="exact"), 256)
+    positions = visit(order, vectors, 0, 4)
+    assert len(Rows(vectors[:4], [1] * 4).sample) == 1024
+    order.epoch(1)
+    true = largest_prefix(vectors[torch.from_numpy(positions)]) / random_prefix(256, 1.0, 4096)
+    assert order.herding == pytest.approx(true, rel=0.15)
+
+
 def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """As many directions as examples."""
-    order, vectors = bound(PairBalance(), 64), sphere(64, 512)
+    order, vectors = bound(PairBalance(signal="exact"), 64), sphere(64, 512)
     with caplog.at_level(logging.WARNING, logger="equipoise"):
         for epoch in range(3):
             visit(order, vectors, epoch, 16)
     assert [r.message for r in caplog.records if "nothing to gain" in r.message] == [caplog.records[0].message]
     caplog.clear()
-    order, vectors = bound(PairBalance(), 512), sphere(512, 8)
+    order, vectors = bound(PairBalance(signal="exact"), 512), sphere(512, 8)
     for epoch in range(3):
         visit(order, vectors, epoch, 16)
     assert not caplog.records
@@ -84,14 +95,27 @@ def test_nothing_to_gain_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_one_epoch_only_is_said(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(16, 3)
     with caplog.at_level(logging.WARNING, logger="equipoise"):
-        eq.train(nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(), batch=4, epochs=1)
+        eq.train(
+            nn.Linear(3, 1),
+            nn.MSELoss(),
+            (x, x.sum(1, keepdim=True)),
+            order=PairBalance(signal="exact"),
+            batch=4,
+            epochs=1,
+        )
     assert "one epoch" in caplog.text
 
 
 def test_herding_is_in_the_events_and_in_the_pictures(tmp_path: object) -> None:
     x = torch.randn(64, 3)
     run = eq.train(
-        nn.Linear(3, 1), nn.MSELoss(), (x, x.sum(1, keepdim=True)), order=PairBalance(), batch=4, epochs=4, out=tmp_path
+        nn.Linear(3, 1),
+        nn.MSELoss(),
+        (x, x.sum(1, keepdim=True)),
+        order=PairBalance(signal="exact"),
+        batch=4,
+        epochs=4,
+        out=tmp_path,
     )
     values = [e["health"]["herding"] for e in run.events if e["event"] == "evaluate"]
     assert len(values) == 4

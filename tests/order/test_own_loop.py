@@ -48,22 +48,22 @@ def test_accumulated_gradients_and_batches_drawn_ahead_change_no_order() -> None
     """The model does not move in the first epoch, so the second order must be the same however the loop is written."""
     orders = []
     for accumulate, workers in ((1000, 0), (1000, 2)):
-        sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(), batch=8)
+        sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(signal="exact"), batch=8)
         loop(sampler, 1, accumulate, workers)
         orders.append(sampler.order.epoch(1).tolist())
     assert orders[0] == orders[1]
-    assert orders[0] != eq.Sampler((X, Y), order=eq.order.PairBalance(), batch=8).order.epoch(0).tolist()
+    assert orders[0] != eq.Sampler((X, Y), order=eq.order.PairBalance(signal="exact"), batch=8).order.epoch(0).tolist()
 
 
 def test_an_early_stop_and_a_pass_without_watching_keep_a_permutation() -> None:
-    sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(), batch=8)
+    sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(signal="exact"), batch=8)
     loop(sampler, 3, stop=1)
     for _ in range(4):
         assert sorted(i for batch in sampler for i in batch) == list(range(50))
 
 
 def test_two_iterators_share_the_epoch() -> None:
-    sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(), batch=8)
+    sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(signal="exact"), batch=8)
     first = iter(sampler)
     drawn = next(first) + next(first)
     rest = [i for batch in sampler for i in batch]
@@ -71,7 +71,7 @@ def test_two_iterators_share_the_epoch() -> None:
 
 
 def test_resume_in_the_middle_of_an_epoch() -> None:
-    order = eq.order.PairBalance()
+    order = eq.order.PairBalance(signal="exact")
     undisturbed = eq.Sampler((X, Y), order=order, batch=7)
     half = eq.Sampler((X, Y), order=order, batch=7)
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_resume_in_the_middle_of_an_epoch() -> None:
 
 
 def test_watching_outside_the_loop_is_refused() -> None:
-    sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(), batch=8)
+    sampler = eq.Sampler((X, Y), order=eq.order.PairBalance(signal="exact"), batch=8)
     with pytest.raises(UserError, match="inside the loop"), sampler.watching(nn.Linear(6, 3)):
         pass
     with eq.Sampler((X, Y), batch=8).watching(nn.Linear(6, 3)):
@@ -109,7 +109,7 @@ def test_an_order_in_a_loop_that_accumulates_learns_nothing_from_a_bad_batch() -
     inputs, targets = torch.randn(40, 5), torch.randint(0, 3, (40,))
     model = torch.nn.Linear(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sampler = eq.Sampler((inputs, targets), order=eq.order.PairBalance(), batch=4)
+    sampler = eq.Sampler((inputs, targets), order=eq.order.PairBalance(signal="exact"), batch=4)
     with eq.attach(model, optimizer, sampler=sampler, accumulate=2, nonfinite="skip"):
         for number, indices in enumerate(sampler):
             with sampler.watching(model):

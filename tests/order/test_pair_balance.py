@@ -28,7 +28,7 @@ def test_front_keeps_its_order_and_back_is_reversed() -> None:
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
 def test_signs_plus_and_minus_give_the_order_1_4_3_2(batch: int) -> None:
     """Whatever the batches: a pair that two of them share is carried over."""
-    order = bound(PairBalance(), 4)
+    order = bound(PairBalance(signal="exact"), 4)
     first = order.epoch(0)
     vectors = torch.zeros(4, 1, dtype=torch.float64)
     vectors[torch.from_numpy(first)] = torch.tensor([[2.0], [1.0], [5.0], [4.0]], dtype=torch.float64)  # v = 1, then 1
@@ -47,7 +47,7 @@ def test_signs_plus_and_minus_give_the_order_1_4_3_2(batch: int) -> None:
 def test_always_a_permutation(n: int, batch: int, group: int, mean: bool, skipped: set[int], stop: int) -> None:
     """Odd n, short last batches, groups, batches that did not count, an epoch that ended early."""
     vectors = sphere(n, 3, seed=n)
-    order = bound(GraB(group=group) if mean else PairBalance(group=group), n)
+    order = bound(GraB(signal="exact", group=group) if mean else PairBalance(signal="exact", group=group), n)
     for epoch in range(4):
         positions = order.epoch(epoch)
         assert sorted(positions.tolist()) == list(range(n))
@@ -60,13 +60,13 @@ def test_always_a_permutation(n: int, batch: int, group: int, mean: bool, skippe
 
 
 def test_an_odd_one_out_stays_in_the_middle() -> None:
-    order, vectors = bound(PairBalance(), 7), sphere(7, 3)
+    order, vectors = bound(PairBalance(signal="exact"), 7), sphere(7, 3)
     first = visit(order, vectors, 0, 3)
     assert order.epoch(1)[3] == first[-1]
 
 
 def test_epochs_asked_for_twice_are_the_same() -> None:
-    order, vectors = bound(PairBalance(), 10), sphere(10, 3)
+    order, vectors = bound(PairBalance(signal="exact"), 10), sphere(10, 3)
     visit(order, vectors, 0, 4)
     assert order.epoch(1).tolist() == order.epoch(1).tolist()
 
@@ -83,7 +83,7 @@ def halves(method: type, seed: int) -> None:
     n, d = 2 * int(generator.integers(8, 100)), int(generator.integers(1, 40))
     vectors = torch.from_numpy(generator.standard_normal((n, d)) * generator.exponential(1, (n, 1)))
     vectors -= vectors.mean(0)
-    order = bound(method(), n)
+    order = bound(method(signal="exact"), n)
     positions = visit(order, vectors, 0, n)
     rows, following = vectors[torch.from_numpy(positions)], vectors[torch.from_numpy(order.epoch(1))]
     place = {int(p): i for i, p in enumerate(positions)}
@@ -115,12 +115,12 @@ def test_the_floor_does_not_grow_with_the_number_of_examples() -> None:
     """d = 16 after 15 rounds: 2.9 to 3.5 in the specification, where random has 9.5 and 36."""
     for n, random in ((256, 9.5), (4096, 36.0)):
         vectors = sphere(n, 16)
-        assert 2.0 < floor(PairBalance(), vectors, 15) < 3.7
+        assert 2.0 < floor(PairBalance(signal="exact"), vectors, 15) < 3.7
         assert largest_prefix(vectors) == pytest.approx(random, rel=0.25)
 
 
 def test_the_floor_grows_like_the_root_of_the_dimension() -> None:
-    floors = {d: floor(PairBalance(), sphere(2048, d), 13) for d in (4, 16, 64)}
+    floors = {d: floor(PairBalance(signal="exact"), sphere(2048, d), 13) for d in (4, 16, 64)}
     assert floors[16] / floors[4] == pytest.approx(2.0, rel=0.3)
     assert floors[64] / floors[16] == pytest.approx(2.0, rel=0.3)
 
@@ -128,7 +128,7 @@ def test_the_floor_grows_like_the_root_of_the_dimension() -> None:
 @pytest.mark.parametrize("d", [4, 16, 64])
 def test_stationary_norm_of_the_running_sum(d: int) -> None:
     """sqrt(pi d / 8) = 0.63 sqrt(d) for unit vectors added one by one, whatever their number."""
-    vectors, order = sphere(4000, d, seed=1), bound(GraB(), 4000)
+    vectors, order = sphere(4000, d, seed=1), bound(GraB(signal="exact"), 4000)
     positions, squares = order.epoch(0), []
     for start in range(0, 4000, 4):
         part = positions[start : start + 4]
@@ -139,7 +139,7 @@ def test_stationary_norm_of_the_running_sum(d: int) -> None:
 
 def test_blind_to_a_constant() -> None:
     vectors = sphere(64, 8)
-    plain, moved = bound(PairBalance(), 64), bound(PairBalance(), 64)
+    plain, moved = bound(PairBalance(signal="exact"), 64), bound(PairBalance(signal="exact"), 64)
     for epoch in range(5):
         visit(plain, vectors, epoch, 7)
         visit(moved, vectors + 3.0, epoch, 7)
@@ -148,7 +148,7 @@ def test_blind_to_a_constant() -> None:
 
 def test_least_squares_table() -> None:
     """60 epochs of step 1/n: RR 3.5e-3 and 5.1e-4 for n = 128 and 512, pair 3.7e-4 and 4.3e-6 in the specification."""
-    pair = {n: least_squares(PairBalance(), n, 0) for n in (64, 256)}
+    pair = {n: least_squares(PairBalance(signal="exact"), n, 0) for n in (64, 256)}
     random = {n: np.mean([least_squares(Reshuffle(), n, s) for s in range(3)]) for n in (64, 128, 256, 512)}
     assert random[128] == pytest.approx(3.5e-3, rel=0.7)
     assert random[512] == pytest.approx(5.1e-4, rel=0.7)
@@ -159,11 +159,11 @@ def test_least_squares_table() -> None:
 
 def test_groups_stay_together_and_are_ordered_by_their_means() -> None:
     n, group = 24, 3
-    order, vectors = bound(PairBalance(group=group), n), sphere(24, 5)
+    order, vectors = bound(PairBalance(signal="exact", group=group), n), sphere(24, 5)
     first = visit(order, vectors, 0, 7)
     sets = [frozenset(first[i : i + group].tolist()) for i in range(0, n, group)]
     means = torch.stack([vectors[torch.from_numpy(first[i : i + group])].mean(0) for i in range(0, n, group)])
-    units = bound(PairBalance(), n // group)
+    units = bound(PairBalance(signal="exact"), n // group)
     sequence = units.epoch(0)
     rows = torch.empty_like(means)
     rows[torch.from_numpy(sequence)] = means
@@ -174,7 +174,7 @@ def test_groups_stay_together_and_are_ordered_by_their_means() -> None:
 
 
 def test_a_group_that_is_smaller_stays_last() -> None:
-    order, vectors = bound(PairBalance(group=4), 18), sphere(18, 5)
+    order, vectors = bound(PairBalance(signal="exact", group=4), 18), sphere(18, 5)
     last = {epoch: frozenset(visit(order, vectors, epoch, 4)[-2:].tolist()) for epoch in range(4)}
     assert len(set(last.values())) == 1
 
@@ -186,7 +186,7 @@ def test_resume_inside_an_epoch(sign: str) -> None:
 
 
 def undisturbed_order(sign: str, batch: int) -> list[int]:
-    order = bound(PairBalance(sign=sign), 40)
+    order = bound(PairBalance(signal="exact", sign=sign), 40)
     for epoch in range(3):
         visit(order, sphere(40, 6), epoch, batch)
     return order.epoch(3).tolist()
@@ -194,13 +194,13 @@ def undisturbed_order(sign: str, batch: int) -> list[int]:
 
 def resumed_order(sign: str, batch: int, stop: int) -> list[int]:
     vectors = sphere(40, 6)
-    half = bound(PairBalance(sign=sign), 40)
+    half = bound(PairBalance(signal="exact", sign=sign), 40)
     upto = stop // batch * batch
     visit(half, vectors, 0, batch)
     visit(half, vectors, 1, batch, upto)
     state = half.state_dict()
     visit(half, vectors, 2, batch)  # what happens later must not reach into the state
-    resumed = bound(PairBalance(sign=sign), 40)
+    resumed = bound(PairBalance(signal="exact", sign=sign), 40)
     resumed.load_state_dict(state)
     positions = resumed.epoch(1)
     for start in range(upto, 40, batch):
@@ -252,7 +252,7 @@ def test_training_uses_the_signs_of_materialized_gradients(
         return original(worker, indices)
 
     monkeypatch.setattr(taken, "gradient", spy)
-    order = PairBalance(group=group)
+    order = PairBalance(signal="exact", group=group)
     eq.train(net, loss, (x, y), order=order, epochs=4, **{"batch": 8, **options})
     twin = bound(order, 60)
     # The partition is a permutation: positions in the block follow from the first epoch.
@@ -276,7 +276,7 @@ def test_training_uses_the_signs_of_materialized_gradients(
 
 def test_another_number_of_workers_after_a_resume(tmp_path: object) -> None:
     x, y = problem(61)
-    common = {"order": eq.order.CDGraB(), "batch": 4, "out": tmp_path}
+    common = {"order": eq.order.CDGraB(signal="exact"), "batch": 4, "out": tmp_path}
     eq.train(net, nn.CrossEntropyLoss(), (x, y), workers=3, steps=8, **common)
     run = eq.train(net, nn.CrossEntropyLoss(), (x, y), workers=2, epochs=4, resume=True, **common)
     assert run.result["samples"] == 4 * 61
@@ -289,7 +289,7 @@ def test_a_batch_that_is_skipped_keeps_the_order_valid() -> None:
         net,
         nn.CrossEntropyLoss(),
         (x, y),
-        order=PairBalance(),
+        order=PairBalance(signal="exact"),
         batch=4,
         epochs=3,
         nonfinite="skip",
@@ -303,6 +303,6 @@ def test_batch_norm_is_ordered_by_whole_batches() -> None:
     x, y = problem()
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(UserError, match="BatchNorm"):
-        eq.train(model, nn.CrossEntropyLoss(), (x, y), order=PairBalance(), epochs=1)
+        eq.train(model, nn.CrossEntropyLoss(), (x, y), order=PairBalance(signal="exact"), epochs=1)
     run = eq.train(model, nn.CrossEntropyLoss(), (x, y), order=PairBalance(signal="batch", group=6), batch=6, epochs=4)
     assert 0 < run.result["health"]["herding"] < 3

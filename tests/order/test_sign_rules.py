@@ -45,7 +45,9 @@ def test_halving_follows_its_recursion() -> None:
 def test_floors_of_the_rules() -> None:
     """d = 16, N = 1024: greedy about 3; halving well below random, the walk with its constant not much below it."""
     vectors = sphere(1024, 16)
-    floors = {sign: floor(PairBalance(sign=sign), vectors, 15) for sign in ("greedy", "halving", "walk")}
+    floors = {
+        sign: floor(PairBalance(signal="exact", sign=sign), vectors, 15) for sign in ("greedy", "halving", "walk")
+    }
     random = largest_prefix(vectors)
     assert floors["greedy"] < 3.6
     assert floors["greedy"] < floors["halving"] < 0.7 * random

@@ -81,11 +81,21 @@ def test_controls_change_the_curves(tab: Tab, shown: dict[str, Any]) -> None:
     sizes = next(plot["id"] for plot in shown["plots"] if plot["title"] == "Batch size")
     scale = f"document.getElementById('{sizes}').layout.yaxis.type || 'linear'"
     assert tab.run(scale) == "log", "it shows the noise scale too"
+    ticks = tab.run(f"[...document.querySelectorAll('#{sizes} .ytick text')].map((tick) => tick.textContent)")
+    assert ticks
+    assert sorted(ticks, key=float) == ticks, "labels are whole numbers, not the first digit of one"
     tab.run(f"document.querySelector('[data-log=\"{sizes}\"]').click()")
     assert tab.run(scale) == "linear"
     tab.run("Plotly.downloadImage = (figure, how) => (window.saved = [figure.layout.title.text, how.format])")
     tab.run("document.querySelector('[data-save=\"plot-0\"][data-kind=svg]').click()")
     assert tab.run("window.saved") == ["Test accuracy", "svg"]
+
+
+def test_every_control_has_a_name_and_can_be_reached_by_keyboard(tab: Tab, shown: dict[str, Any]) -> None:
+    assert tab.run("[...document.querySelectorAll('button, select, summary')].every((part) => part.tabIndex == 0)")
+    unnamed = "[...document.querySelectorAll('button')].filter((part) => !part.ariaLabel && !part.textContent.trim())"
+    assert tab.run(f"{unnamed}.length") == 0
+    assert tab.run("[...document.querySelectorAll('select')].every((part) => part.labels.length == 1)")
 
 
 def test_the_command_is_copied_with_and_without_a_clipboard(tab: Tab, shown: dict[str, Any]) -> None:

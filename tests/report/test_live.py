@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.cli.main import main
+from equipoise.cli.watch import runs_in
 from equipoise.report.live import Watched, serve
 
 FLAGS = ["--virtual", "--workers", "2", "--model", "logistic", "--data.limit", "200", "--steps", "12", "--quiet"]
@@ -54,6 +56,8 @@ def test_the_page_is_served_on_loopback_and_reloads_until_the_end(run: Path) -> 
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         first = urllib.request.urlopen(address).read().decode()
         assert "location.reload()" in first
+        assert "going on: step" in first
+        assert "crashed" not in first
         (run / "later.json").rename(run / "result.json")
         with (run / "events.jsonl").open("a") as file:
             file.write((run / "rest").read_text())
@@ -78,3 +82,11 @@ def test_the_command(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "finished" in capsys.readouterr().out
     assert main(["watch", str(tmp_path / "none")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
+
+
+def test_a_comparison_is_watched_run_by_run(run: Path, tmp_path: Path) -> None:
+    for name in ("a/seed-0", "b/seed-1"):
+        shutil.copytree(run, tmp_path / name)
+    assert runs_in(tmp_path) == [tmp_path / "a/seed-0", tmp_path / "b/seed-1"]
+    assert runs_in(run) == [run]
+    assert runs_in(tmp_path / "none") == [tmp_path / "none"]

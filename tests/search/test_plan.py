@@ -57,7 +57,7 @@ class MadeUp(Search):
     def __init__(self, tmp_path: Path, seconds: dict[str, float], minutes: float = 1e9):
         self.now, self.known, self.simulated = 0.0, seconds, 0.0
         recipe = Recipe.from_dict({"workers": 4})
-        super().__init__(recipe, UNEQUAL, TARGET, tmp_path, examples=8000, minutes=minutes, clock=lambda: self.now)
+        super().__init__(recipe, UNEQUAL, TARGET, tmp_path, examples=8000, parameters=1000, minutes=minutes, clock=lambda: self.now)
 
     def run(self, runs: list[Any], over: Any) -> None:
         for run in runs:
@@ -86,8 +86,8 @@ def test_halving_and_walking_find_the_best_of_a_known_problem(tmp_path: Path) ->
     best = search.ranking()[0]
     assert best.candidate.table["sync"]["name"] == "lgrawa"
     assert best.candidate.table["wire"]["name"] == "int8"
-    assert best.candidate.table["lr"] == pytest.approx(0.9)
-    assert best.score == (0.0, pytest.approx(3.2))
+    assert best.candidate.table["lr"] == 1.0  # of those a notch apart, the nearest to 0.9
+    assert best.score == (0.0, pytest.approx(3.2 * (1 + math.log(1 / 0.9))))
 
 
 def test_runs_end_when_they_cannot_win_any_more(tmp_path: Path) -> None:

@@ -185,7 +185,14 @@ class Dropped(nn.Module):
         return self.head(h)
 
 
-@pytest.mark.parametrize("order", [eq.order.PairBalance(), eq.order.CDGraB(coordinate="factors"), eq.order.GraB()])
+@pytest.mark.parametrize(
+    "order",
+    [
+        eq.order.PairBalance(signal="exact"),
+        eq.order.CDGraB(signal="exact", coordinate="factors"),
+        eq.order.GraB(signal="exact"),
+    ],
+)
 def test_layers_that_are_left_out_at_random(order: Any) -> None:
     inputs = torch.randn(42, 6)
     data: Any = (inputs, (inputs[:, :3].sum(1) > 0).long())

@@ -67,6 +67,10 @@ class NoiseProbe(Piggyback):
         return [*WorkerReport(float(clock.batch), clock.loss, self.busy, self.samples), *self.numbers()]
 
     def receive(self, metadata: list[list[float]], totals: list[float]) -> None:
+        # Ranks of an island see statistics of their shards, and seconds of their own.
+        told, totals = self.context.island.agree([number for row in metadata for number in row], totals)
+        width = len(metadata[0])
+        metadata = [told[start : start + width] for start in range(0, len(told), width)]
         reports = worker_reports(metadata)
         estimate = self.estimate([report.batch for report in reports], probe_numbers(metadata), totals)
         self.decide(estimate, reports)

@@ -73,6 +73,8 @@ class Store:
         if not self.places.whole:
             manifest |= {"format": IN_PARTS, "attempt": self._token, "hosts": list(self.places.hosts)}
         plan = Plan(self.folder / "checkpoints", step, self._token, manifest, self.places.sharing(comm.rank))
+        with contextlib.suppress(OSError):  # the thread tells of it
+            plan.part.mkdir(parents=True, exist_ok=True)  # here, so that `settled` knows from now on what to wait for
         live = {name: state[name] for name in LIVE if name in state}
         self._spare = copied(live, self._spare, "cpu")
         self._writer = Writer(plan, comm.rank, state | self._spare, self._finished)

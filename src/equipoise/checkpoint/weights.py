@@ -17,10 +17,13 @@ from ..core.extras import require
 from ..core.writing import writing
 
 FORMATS = ("pt", "safetensors")
+_OTHERS = (".gguf", ".h5", ".npz", ".onnx", ".pb", ".tflite")  # what other programs would take the file for
 
 
 def format_of(path: Path) -> str:
     """The format that the name of a file asks for."""
+    if path.suffix.lower() in _OTHERS:
+        raise UserError(f"{path}: {path.suffix} cannot be written: use a name that ends in .pt or .safetensors")
     return "safetensors" if path.suffix == ".safetensors" else "pt"
 
 
@@ -30,6 +33,7 @@ def save_weights(state: dict[str, Any], path: Path, format: str | None = None) -
     part = path.with_name(f".{path.name}.partial")
     try:
         with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             if format == "safetensors":
                 require("safetensors", "safetensors", "the format safetensors")
                 from safetensors.torch import save

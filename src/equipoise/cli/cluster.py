@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config import shipped
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..core.terminal import say
 from ..core.torchrun import rank
 from ..loop.from_recipe import assemble, factors
 from ..simulate.describe import describe
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("no cluster file given: write equipoise cluster show FILE")
     from ..simulate.cluster import Cluster
 
-    print(columns(describe(Cluster.load(arguments.file))))
+    say(columns(describe(Cluster.load(shipped.find("cluster", arguments.file)))))
     return 0
 
 
@@ -79,7 +81,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         if unsteadiness(rates) > _UNSTEADY:
             print("warning: the machines are busy with something else, which these rates contain", file=sys.stderr)
         cluster.save(out)
-        print(columns(describe(cluster)))
+        say(columns(describe(cluster)))
         print(f"{out}")
     return 0
 

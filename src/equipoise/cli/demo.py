@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..compare.run import compare
     from ..config.recipe import Recipe
     from ..core.extras import require
+    from ..core.terminal import say
     from ..core.toml import read_toml
     from .numbers import integer
     from .run_recipe import next_free
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = RECIPES / "demo-choices.toml"
     choices = [Combination(name, base.merged(table, str(path))) for name, table in read_toml(path).items()]
     out = Path(arguments.out) if arguments.out is not None else next_free(Path("runs") / "demo")
-    print(_DESCRIPTION.replace("95", "85") if arguments.quick else _DESCRIPTION, flush=True)
+    say(_DESCRIPTION.replace("95", "85") if arguments.quick else _DESCRIPTION)
     code = compare(
         choices,
         out,
@@ -54,6 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not code:
         cluster = shlex.quote(str(out / "cluster.toml"))
-        print("\nnext: find the best choice for a cluster, your own model and data; it ends with a recipe that runs:")
-        print(f"  equipoise plan --cluster {cluster} --until accuracy=0.9 --minutes 2")
+        say("\nnext: find the best choice for a cluster, your own model and data; it ends with a recipe that runs:")
+        say(f"  equipoise plan --cluster {cluster} --until accuracy=0.9 --minutes 2")
     return code

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.terminal import say
 from .columns import columns
 from .parser import Parser
 
@@ -61,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         findings = examine_hosts(read_hosts(Path(arguments.hosts)), arguments.ssh, arguments.python)
     else:
         findings = examine() if arguments.device is None else _on_device(arguments.device)
-    print(columns([(finding.check, finding.status) for finding in findings]))
+    say(columns([(finding.check, finding.status) for finding in findings]))
     problems = [finding for finding in findings if finding.problem]
     for finding in problems:
-        print(f"problem: {finding.check}: {finding.problem}")
+        say(f"problem: {finding.check}: {finding.problem}")
     print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "no problems")
     return 2 if problems else 0
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ..core.errors import verdict
+from ..core.terminal import say
 from ..core.torchrun import rank
 
 
@@ -15,13 +16,15 @@ def explain(error: BaseException) -> int:
     code, head, trace = verdict(error)
     # Under torchrun every process reports its own error.
     who = f"process {rank()}: " if rank() else ""
-    lines = [f"equipoise: {who}{head}"]
+    say(f"equipoise: {who}{head}", error=True)
+    lines = []
     run = getattr(error, "equipoise_run", None)
     if code in (1, 3) and run is not None and has_checkpoint(run):
         lines.append(f"to continue from the last checkpoint: {resume_command(run)}")
     if trace:
         lines.append(trace.rstrip())
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    if lines:
+        print("\n".join(lines), file=sys.stderr, flush=True)
     return code
 
 

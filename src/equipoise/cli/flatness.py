@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.literal import literal
 from ..core.errors import CheckpointError, UserError
+from ..core.terminal import say
 from ..loop.from_recipe import assemble
 from .columns import columns
 from .numbers import integer
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             draw({f"{arguments.of}, {arguments.on} data": flatness.profile}, written[1])
     except OSError as error:
         raise UserError(f"cannot write {written[-1]}: {error.strerror}") from None
-    print(columns(rows))
+    say(columns(rows))
     print("\n".join(f"written: {path}" for path in written))
     return 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..config.registry import AXES, entries, get
 from ..core.errors import UserError, did_you_mean
+from ..core.terminal import say
 from .parser import Parser
 
 _EXAMPLES = """examples:
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.axis is not None and arguments.axis not in AXES:
         raise UserError(f"unknown axis {arguments.axis!r}: {did_you_mean(arguments.axis, list(AXES))}")
     if arguments.name is not None:
-        print(card(arguments.axis, arguments.name))
+        say(card(arguments.axis, arguments.name))
         return 0
     axes = AXES if arguments.axis is None else (arguments.axis,)
     width = max(len(entry.name) for axis in axes for entry in entries(axis)) + 2
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     for axis in axes:
         lines = [f"  {entry.name:<{width}}{entry.help}" for entry in entries(axis)]
         blocks.append("\n".join([axis, *lines]))
-    print("\n\n".join(blocks))
+    say("\n\n".join(blocks))
     return 0
 
 

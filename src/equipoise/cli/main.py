@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..core.errors import EXIT_CODES, UserError
+from ..core.terminal import say
 from .failure import explain
 from .parser import Parser, closest
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def dispatch(words: list[str]) -> int:
     name = words[0] if words else "--help"
     if name in ("-h", "--help", "help"):
-        print(overview())
+        say(overview())
         return 0
     if name == "--version":
         from .. import __version__

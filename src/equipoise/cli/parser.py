@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ..config.literal import literal
 from ..core.errors import UserError
+from ..core.terminal import folded
 
 _NUMBER = re.compile(r"-(\d|\.\d)")
 
@@ -77,3 +78,9 @@ class Parser(argparse.ArgumentParser):
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30)
+
+    def _format_usage(self, *arguments: Any) -> str:
+        return folded(super()._format_usage(*arguments), self._width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return folded(text, width)

@@ -11,6 +11,7 @@ from ..config.literal import literal
 from ..config.recipe import Choice, Recipe
 from ..config.registry import names
 from ..core.errors import UserError, did_you_mean
+from ..core.terminal import say, show_table, width_of
 from .columns import columns
 from .numbers import integer, number_list
 from .parser import Parser
@@ -131,9 +132,11 @@ def _print(studies: list[Study]) -> None:
     from ..report.partition_page import compare_rows, facts, worker_rows
 
     if len(studies) == 1:
-        print(columns(facts(studies[0])))
-        print()
+        say(columns(facts(studies[0])) + "\n")
     rows = compare_rows(studies) if len(studies) > 1 else worker_rows(studies[0].report)
+    if width_of(sys.stdout) is not None:
+        show_table(rows[0], rows[1:], rows[0][:0:-1])
+        return
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]

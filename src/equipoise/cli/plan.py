@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             "describe your machines: --cluster FILE; equipoise cluster measure writes such a file, docs/clusters.md "
             "shows how to write one by hand"
         )
+    recipe = recipe.merged({"cluster": recipe.plain()["cluster"]})
     if "budget" in recipe.settings:
         raise UserError(
             "--budget: the search sets it; use --within for a limit of the answer, --minutes for the search"

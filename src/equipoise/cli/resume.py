@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..config.literal import literal
 from ..config.recipe import Recipe
 from ..config.settings import LENGTHS
 from ..core.errors import UserError
+from ..core.terminal import say
 from ..core.torchrun import rank
 from ..observe.result_file import read_result
 from .flags import add_recipe_flags, table_of
@@ -47,6 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = one_run(arguments.run)
     stored = read(folder)
+    if not arguments.quiet and rank() == 0 and sys.stderr.isatty():
+        # Torch is imported next, which takes longer than people like to look at an empty screen.
+        print(f"resuming: {folder}", file=sys.stderr, flush=True)
     flags = table_of(arguments)
     base = stored.without(*LENGTHS) if set(flags) & set(LENGTHS) else stored
     recipe = base.merged(flags, "flags").merged({"out": str(folder)})
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = None
     if step is None and result is not None and finished(result, recipe.plain()):
         if rank() == 0:
-            print(
+            say(
                 f"{folder} is finished: it has {result['epochs']:.4g} epochs, {result['steps']} steps; to "
                 f"continue, give a greater length, such as --epochs {math.ceil(2 * result['epochs'])}"
             )

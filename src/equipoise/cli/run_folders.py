@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..compare.page import read_comparison
+from ..core.terminal import say
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -25,5 +25,5 @@ def one_run(folder: str) -> Path:
     inside = runs_of(Path(folder))
     if not inside:
         return Path(folder)
-    print(f"{folder} is a comparison: taking a run of its winner, {inside[0]}", file=sys.stderr)
+    say(f"{folder} is a comparison: taking a run of its winner, {inside[0]}", error=True)
     return inside[0]

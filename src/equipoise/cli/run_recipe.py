@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..core.terminal import say
 from ..core.torchrun import first_on_host, rank, under_torchrun, world_size
 from ..loop.from_recipe import assemble
 from ..loop.job import Job
@@ -93,7 +94,7 @@ def conclude(run: Run) -> int:
     """Print the summary of the run; return the exit code."""
     assert run.folder is not None
     if rank() == 0 and run.stopped:
-        print(f"stopped at step {run.result['steps']}; to continue: {resume_command(run.folder)}", flush=True)
+        say(f"stopped at step {run.result['steps']}; to continue: {resume_command(run.folder)}")
     elif rank() == 0:
         summary(run.result, run.folder)
     return run.stopped

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import registry
 from ..config.literal import literal
 from ..core.errors import UserError, did_you_mean
+from ..core.terminal import say
 from .columns import columns
 from .numbers import integer
 from .parser import Parser
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         draw(topology.on(workers), arguments.out)
         lines.append(("picture", arguments.out))
-    print(columns(lines))
+    say(columns(lines))
     return 0
 
 

@@ -18,13 +18,19 @@ _EXAMPLES = """examples:
   equipoise train --period 8 --partition dirichlet --partition.alpha 0.1
   equipoise train recipe.toml --workers 16 --virtual --out runs/sixteen
   equipoise train recipe.toml --dry-run
+  equipoise train office --data my.package:load --model my.package:make
   torchrun --standalone --nproc-per-node 2 -m equipoise train --out runs/two
 """
 
 
 def configure(parser: Parser) -> None:
     parser.usage, parser.epilog = "equipoise train [RECIPE.toml] [flags]", _EXAMPLES
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE.toml", help="recipe file; flags override it")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE.toml",
+        help="recipe file, or the name of one that comes with Equipoise; flags override it",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and its communication cost, and stop"
     )

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.terminal import fitting
 from .columns import columns
 from .numbers import integer
 from .parser import Parser
@@ -28,7 +29,7 @@ examples:
 
 def configure(parser: Parser) -> None:
     parser.usage, parser.epilog = "equipoise watch RUN... [--serve]", _EXAMPLES
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run; several with --serve")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or of a comparison")
     parser.add_argument("--serve", action="store_true", help="serve the page on loopback instead; Ctrl-C ends it")
     parser.add_argument("--port", default="8642", metavar="N", help="of the page (default: 8642; 0: any free one)")
     parser.add_argument("--once", action="store_true", help="show the state and end")
@@ -37,7 +38,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..report.live import Watched, serve
 
-    folders = [Path(folder) for folder in arguments.runs]
+    folders = [run for folder in arguments.runs for run in runs_in(Path(folder))]
     if arguments.serve:
         server = serve(folders, integer("port", arguments.port, least=0))
         print(f"http://127.0.0.1:{server.server_address[1]}  (Ctrl-C ends it)", flush=True)
@@ -57,10 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
         while True:
             for run in watched:
                 run.read()
-            live.update(Group(*(part for run in watched for part in _table(run))), refresh=True)
+            active = [run for run in watched if not run.over] or watched[-1:]
+            live.update(Group(*(part for run in active for part in _table(run, live.console.width))), refresh=True)
             if all(run.over for run in watched):
                 return 0
             time.sleep(_POLL)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder of a run; for one of a comparison, which may be going on, its runs."""
+    inside = sorted(path.parent for path in folder.glob("*/seed-*/recipe.toml"))
+    return inside if inside and not (folder / "events.jsonl").exists() else [folder]
 
 
 def _lines(watched: list[Watched], once: bool) -> int:
@@ -76,14 +84,15 @@ def _lines(watched: list[Watched], once: bool) -> int:
         time.sleep(_POLL)
 
 
-def _table(run: Watched) -> list[Any]:
+def _table(run: Watched, width: int) -> list[Any]:
     from rich.table import Table
     from rich.text import Text
 
     head, *body = run.workers()
     table = Table(title=Text(f"{run.folder}: {run.sentence()}"), title_justify="left")
-    for title in head:
-        table.add_column(title, justify="right")
+    kept = fitting(head, body, width, ("batch", "waiting", "heard", "examples/s"))
+    for i in kept:
+        table.add_column(head[i], justify="right")
     for row in body[:32]:
-        table.add_row(*row)
+        table.add_row(*(row[i] for i in kept))
     return [table] + ([Text(f"and {len(body) - 32} more workers")] if len(body) > 32 else [])

@@ -10,6 +10,7 @@ from ..core.json import parse_json
 from .plan import PlannedRun
 from .table import Criterion, format_time, metric_of
 
+_STATUS, _WIDE = 30, 100  # columns of the step and the metric with gaps; from where on there is room for a long bar
 _TAIL_BYTES = 1 << 14  # enough of the end of events.jsonl to hold the last evaluation
 
 
@@ -24,13 +25,18 @@ class Display:
             return self
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
+        console = Console(stderr=True)
+        bar = 24 if console.width > _WIDE else 10
+        # Names are cut where there is no room: the numbers matter more.
+        names = Column(no_wrap=True, overflow="ellipsis", max_width=max(10, console.width - bar - _STATUS))
         # No refresh thread: runs are forked while the display is active, and a fork copies no threads.
         self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[status]}"),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", table_column=names),
+            BarColumn(bar_width=bar),
+            TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True)),
+            console=console,
             auto_refresh=False,
         )
         self.bars.start()
@@ -40,6 +46,8 @@ class Display:
 
     def __exit__(self, *error: Any) -> None:
         if self.bars is not None:
+            for task in self.rows.values():  # runs that have ended since the last look
+                self.bars.remove_task(task)
             self.bars.stop()
 
     def update(self, active: list[PlannedRun]) -> None:

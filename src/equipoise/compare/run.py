@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.terminal import say
 from ..core.torchrun import under_torchrun
 from .display import Display
 from .explain import explain
@@ -44,7 +45,7 @@ def compare(
             code = run_all(runs, jobs or default_jobs(runs), display.update, display.finished)
         if code:
             done = sum(run.state == "done" for run in runs)
-            print(
+            say(
                 f"stopped with {done} of {len(runs)} runs done; "
                 f"to continue, repeat the command with --out {shlex.quote(str(out))}"
             )
@@ -53,11 +54,11 @@ def compare(
         explanation = explain(rows, criterion, combinations[0].name)
         head, body = cells(rows, criterion)
         show(head, body)
-        print(f"\n{explanation}\n")
+        say(f"\n{explanation}\n")
         written = write_files(out, rows, (head, body), explanation, runs, criterion)
         finished = [(run.combination.name, run.folder) for run in runs if run.state == "done"]
         if not finished:
-            print(f"written: {', '.join(map(str, written))}")
+            say(f"written: {', '.join(map(str, written))}")
             return 3
         written += write_recipe(out, rows, criterion, runs)
         written += write_comparison_page(out, rows, criterion, explanation, finished, title=title)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.terminal import show_table
 from ..observe.observer import plain
 from .plan import PlannedRun
 from .table import Criterion, Row
 
+LEAST_FIRST = ("wait", "rounds", "examples", "examples/s", "bytes", "reached")  # columns that a narrow terminal lacks
 _NUMBERS = ("time", "bytes", "rounds", "samples", "metric", "goodput")
 
 
@@ -90,35 +92,6 @@ def show(head: list[str], body: list[list[str]]) -> None:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
         sys.stdout.flush()
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    kept = fitting(head, body, console.width)
-    table = Table()
-    for i in kept:
-        table.add_column(Text(head[i]), justify="left" if i == 1 else "right")
-    for line in body:
-        table.add_row(*(Text(line[i]) for i in kept))
-    console.print(table)
-    if len(kept) < len(head):
-        console.print(Text(f"not shown here: {', '.join(head[i] for i in range(len(head)) if i not in kept)}"))
-
-
-def fitting(head: list[str], body: list[list[str]], width: int) -> list[int]:
-    """The columns that fit without a broken word; those that matter least go first."""
-    kept = list(range(len(head)))
-    failed = [line[2].startswith("failed: ") for line in body]
-    for title in ("wait", "rounds", "examples", "examples/s", "bytes", "reached"):
-        longest = [
-            max(
-                [max(map(len, head[i].split() or [""]))]
-                + [len(line[i]) for line, bad in zip(body, failed, strict=True) if not bad or i < 2]
-            )
-            for i in kept
-        ]
-        if sum(longest) + 3 * len(kept) + 1 <= width:
-            break
-        kept = [i for i in kept if head[i] != title]
-    return kept
+    # An error message may take several lines.
+    short = [line[:2] + [""] * (len(line) - 2) if line[2].startswith("failed: ") else line for line in body]
+    show_table(head, body, LEAST_FIRST, left=1, fitted=short)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import UserError, did_you_mean
 from ..core.toml import read_toml
-from . import defaults
+from . import defaults, shipped
 from .fingerprint import flattened
 from .registry import AXES, names, takes_function
 from .settings import LENGTHS, SETTINGS, checked
@@ -31,6 +31,7 @@ MODELS = {
     "synthetic": "logistic",
     "fashion-mnist": "lenet",
     "cifar10": "lenet",
+    "images": "lenet",
     "text": "transformer",
     "tsv": "lstm",
 }
@@ -52,7 +53,8 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        return cls.from_dict(read_toml(path), str(path))
+        """From a file, or from the name of a recipe that comes with the package."""
+        return cls.from_dict(read_toml(shipped.find("recipe", path)), str(path))
 
     @classmethod
     def from_dict(cls, table: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -95,7 +97,7 @@ class Recipe:
         """Every plain setting with its value."""
         settings = {name: self.settings.get(name, setting.default) for name, setting in SETTINGS.items()}
         if settings["cluster"] is not None:
-            settings["cluster"] = os.path.abspath(os.path.expanduser(settings["cluster"]))
+            settings["cluster"] = os.path.abspath(shipped.find("cluster", settings["cluster"]))
         if settings["workers"] is None:
             settings["workers"] = defaults.WORKERS
             if settings["cluster"] is not None:

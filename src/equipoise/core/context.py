@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..comm.base import Comm
     from ..loop.fresh_gradients import FreshGradients
     from ..wire.base import Wire
+    from .island import Island
     from .vector import Flat, ModelSize
 
 
@@ -45,6 +46,12 @@ class WorkerInfo:
         return np.random.default_rng([self.seed, self.rank, *purpose])
 
 
+def _one_process() -> Island:
+    from .island import Island  # not at the top: it needs torch
+
+    return Island()
+
+
 _FROM_COMM = WorkerInfo()  # stands for the worker behind `comm`, of which nothing more is said
 
 
@@ -58,6 +65,7 @@ class Context:
     flat: Flat | None = None  # the model
     wire: Wire | None = None  # compresses what a sync sends; None: vectors travel as they are
     optimizer: torch.optim.Optimizer | None = None
+    island: Island = field(default_factory=lambda: _one_process())  # the processes that are this worker
     clip: float | None = None  # the norm to which the loop clips gradients
     averages: str = ""  # what a round of the sync averages anyway: "gradient", "parameters" or neither
     lockstep: bool = True  # is it known before a step whether a round follows?

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .shards import local
+
 
 def is_finite(vector: torch.Tensor) -> bool:
     """No NaN, no infinity. The sum decides almost always; of huge numbers it may overflow."""
@@ -29,7 +31,7 @@ def first_not_finite(tree: Any) -> str | None:
 def tensors_in(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor with its place."""
     if isinstance(tree, torch.Tensor):
-        yield path, tree
+        yield path, local(tree)
     elif isinstance(tree, (dict, list, tuple)):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from tensors_in(value, f"{path}.{key}" if path else str(key))

@@ -2,7 +2,8 @@
 
 Parameters are moved once into one buffer and become views of it, so `x` costs nothing per step. Gradients are views
 of a second buffer where a method asks for them. A model of several dtypes keeps its widest dtype as views; the
-narrower parameters keep their own storage and are copied in and out around each use (`gather`, `scatter`).
+narrower parameters keep their own storage and are copied in and out around each use (`gather`, `scatter`). So do
+parameters that FSDP has sharded: the vector is of this process's shards.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from .errors import UserError
+from .shards import is_shard, local, sharding_modules
 
 if TYPE_CHECKING:
     from ..wire.base import Wire
@@ -45,6 +47,8 @@ class Flat:
 
     def __init__(self, module: nn.Module):
         self.module = module
+        self._sharding = sharding_modules(module)
+        self._reshard()
         self.parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._refuse_misfits()
         values = list(self.parameters.values())
@@ -54,12 +58,14 @@ class Flat:
         self.slices: list[Slice] = []
         stop = 0
         for name, p in self.parameters.items():
-            self.slices.append(Slice(name, stop, stop + p.numel(), p.shape))
-            stop += p.numel()
+            part = local(p)
+            self.slices.append(Slice(name, stop, stop + part.numel(), part.shape))
+            stop += part.numel()
         self.x = torch.empty(stop, dtype=dtype, device=values[0].device)
         self._gradient_storage: torch.Tensor | None = None
-        self._staged = [(s, p) for s, p in zip(self.slices, values, strict=True) if p.dtype != dtype]
-        self._viewed = [(s, p) for s, p in zip(self.slices, values, strict=True) if p.dtype == dtype]
+        placed = list(zip(self.slices, values, strict=True))
+        self._staged = [(s, p) for s, p in placed if p.dtype != dtype or is_shard(p)]
+        self._viewed = [(s, p) for s, p in placed if p.dtype == dtype and not is_shard(p)]
         self._adopt()
 
     def _refuse_misfits(self) -> None:
@@ -69,9 +75,10 @@ class Flat:
         for name, p in self.parameters.items():
             if not p.is_floating_point():
                 raise UserError(f"parameter {name} is {p.dtype}: only real floating-point parameters can be averaged")
-            if p.numel():
-                reach = p.numel() if p.is_contiguous() else 1  # of interleaved ones only a common start counts
-                spans.append((p.data_ptr(), p.data_ptr() + reach * p.element_size(), name))
+            part = local(p)
+            if part.numel():
+                reach = part.numel() if part.is_contiguous() else 1  # of interleaved ones only a common start counts
+                spans.append((part.data_ptr(), part.data_ptr() + reach * part.element_size(), name))
         spans.sort()
         for (_, stop, one), (start, _, other) in itertools.pairwise(spans):
             if start < stop:
@@ -133,7 +140,7 @@ class Flat:
                     "the model was converted after it was attached: call .to(...) before eq.attach or eq.train"
                 )
             self._adopt()
-        _copy([self.x[s.start : s.stop].view(s.shape) for s, _ in self._staged], [p for _, p in self._staged])
+        _copy([self.x[s.start : s.stop].view(s.shape) for s, _ in self._staged], [local(p) for _, p in self._staged])
         return self.x
 
     @torch.no_grad()
@@ -146,7 +153,13 @@ class Flat:
     @torch.no_grad()
     def scatter(self) -> None:
         """Write what a method changed in `x` back to the narrower parameters; the others are views already."""
-        _copy([p for _, p in self._staged], [self.x[s.start : s.stop].view(s.shape) for s, _ in self._staged])
+        _copy([local(p) for _, p in self._staged], [self.x[s.start : s.stop].view(s.shape) for s, _ in self._staged])
+        self._reshard()
+
+    def _reshard(self) -> None:
+        """After a forward pass without a backward pass FSDP keeps what it has gathered, and would use it again."""
+        for module in self._sharding:
+            module.reshard()
 
     @torch.no_grad()
     def zero_gradient(self, flat: bool) -> None:
@@ -165,14 +178,14 @@ class Flat:
     @torch.no_grad()
     def gradient(self) -> torch.Tensor:
         """`g` of this step. A parameter without a gradient counts as zero; gradients elsewhere are brought home."""
-        g, homes, gradients = self.g, [], []
+        g, homes, gradients, unused = self.g, [], [], []
         start, itemsize = g.data_ptr(), g.element_size()
         for s, p in self._viewed:
             if p.grad is not None and p.grad.data_ptr() == start + s.start * itemsize:
                 continue
             home = g[s.start : s.stop].view(s.shape)
             if p.grad is None:
-                home.zero_()
+                unused.append(home)
             else:
                 homes.append(home)
                 gradients.append(p.grad)
@@ -180,37 +193,43 @@ class Flat:
         for s, p in self._staged:
             home = g[s.start : s.stop].view(s.shape)
             if p.grad is None:
-                home.zero_()
+                unused.append(home)
             else:
                 homes.append(home)
-                gradients.append(p.grad)
+                gradients.append(local(p.grad))
         _copy(homes, gradients)
+        _zero(unused)
         return g
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those in the parameters, by layer, wherever autograd has put them."""
+        return [None if p.grad is None else local(p.grad) for p in self.parameters.values()]
 
     @torch.no_grad()
     def copy_gradient(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """This step's gradient as a vector of its own, wherever autograd has put it; `g` and the model are left
         alone.
         """
-        out, parts, gradients = torch.empty_like(self.x) if out is None else out, [], []
-        for s, p in zip(self.slices, self.parameters.values(), strict=True):
-            if p.grad is None:
-                out[s.start : s.stop].zero_()
+        out = torch.empty_like(self.x) if out is None else out
+        parts, gradients, unused = [], [], []
+        for s, gradient in zip(self.slices, self.gradients(), strict=True):
+            if gradient is None:
+                unused.append(out[s.start : s.stop])
             else:
                 parts.append(out[s.start : s.stop].view(s.shape))
-                gradients.append(p.grad)
+                gradients.append(gradient)
         _copy(parts, gradients)
+        _zero(unused)
         return out
 
     @torch.no_grad()
     def scatter_gradient(self) -> None:
         """Write what a method changed in `g` back to the gradients of the narrower parameters."""
-        for s, p in self._staged:
-            value = self.g[s.start : s.stop].view(s.shape)
+        for _, p in self._staged:
             if p.grad is None:
-                p.grad = value.to(p.dtype)
-            else:
-                p.grad.copy_(value)
+                p.grad = torch.empty_like(p)
+        values = [self.g[s.start : s.stop].view(s.shape) for s, _ in self._staged]
+        _copy([local(p.grad) for _, p in self._staged if p.grad is not None], values)
 
     def layers(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Named slices of a vector, one a parameter tensor."""
@@ -255,6 +274,11 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
     """All of them in a few calls of a device."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))
+
+
+def _zero(targets: list[torch.Tensor]) -> None:
+    if targets:
+        torch._foreach_zero_(targets)
 
 
 def digest(*tensors: torch.Tensor) -> str:

@@ -3,8 +3,11 @@ from .base import Arrays as Arrays
 from .base import Data as Data
 from .base import LoadedData as LoadedData
 from .cifar10 import CIFAR10 as CIFAR10
+from .csv import CSV as CSV
 from .digits import Digits as Digits
 from .fashion_mnist import FashionMNIST as FashionMNIST
+from .images import ImageFolder as ImageFolder
+from .npy import NPY as NPY
 from .synthetic import Synthetic as Synthetic
 from .text import Text as Text
 from .tsv import TSV as TSV

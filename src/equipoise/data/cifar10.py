@@ -14,7 +14,7 @@ from ..core.extras import require
 from ..core.method import Metadata, option
 from .base import Arrays, Data, LoadedData, examples
 from .files import folder, normalised, read_bytes
-from .npy import npz_arrays
+from .npz import npz_arrays
 from .pickles import unpickled
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -10,6 +10,7 @@ import numpy as np
 from ..core.extras import require
 from ..core.method import Metadata, option
 from .base import Data, LoadedData, examples
+from .split import held_out_mask
 
 
 @dataclass
@@ -34,12 +35,7 @@ class Digits(Data):
         bunch = require("sklearn.datasets", "digits", "the digits data set").load_digits()
         x = (bunch.images / 16).astype(np.float32)[:, None]
         y = bunch.target.astype(np.int64)
-        # Our own split: scikit-learn's may change between versions.
-        rng = np.random.default_rng(self.seed)
-        is_test = np.zeros(len(y), bool)
-        for label in range(10):
-            members = rng.permutation(np.flatnonzero(y == label))
-            is_test[members[: round(self.test * len(members))]] = True
+        is_test = held_out_mask(len(y), self.test, self.seed, y)
         source = f"Digits(test={self.test})"
         return LoadedData(
             train=examples(x[~is_test], y[~is_test], source, self.limit),

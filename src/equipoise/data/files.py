@@ -33,6 +33,7 @@ def folder(value: str, who: str, hint: str) -> Path:
 def read_bytes(path: Path, option: str) -> bytes:
     """The contents of the file, unpacked if its first bytes (not its name) say that it is gzip."""
     try:
+        require_memory(path.stat().st_size, str(path))
         raw = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file: check --data.{option}") from None

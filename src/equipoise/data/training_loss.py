@@ -11,7 +11,8 @@ Inputs that are a dict become keyword arguments, a tuple positional ones. A mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,16 +54,28 @@ class TrainingLoss:
 
     def forward(self, model: nn.Module, batch: Any) -> ForwardPass:
         inputs, targets = divided(batch)
-        if self.loss is not None:
+        try:
+            if self.loss is None:
+                returned = called(model, batch if isinstance(batch, (dict, tuple, list)) else (batch,))
+                return ForwardPass(loss_in(returned), logits_of(returned), targets)
             if targets is None:
                 raise UserError(
                     f"a batch of type {type(batch).__name__} has no targets for the loss function: yield (inputs, "
                     f"targets), or a dict with {LABELS[0]!r}; or pass loss=None if the model returns its loss"
                 )
             outputs = logits_of(called(model, inputs))
-            return ForwardPass(self.loss(outputs, targets), outputs, targets)
-        returned = called(model, batch if isinstance(batch, (dict, tuple, list)) else (batch,))
-        return ForwardPass(loss_in(returned), logits_of(returned), targets)
+            loss = self.loss(outputs, targets)
+        except RuntimeError as error:
+            reason = mismatch(error, model, inputs, targets)
+            if reason is None:
+                raise
+            raise UserError(reason) from error
+        if loss.numel() != 1:
+            raise UserError(
+                f"the loss has the shape {list(loss.shape)}: return one number, the mean over the batch "
+                "(reduction='mean')"
+            )
+        return ForwardPass(loss, outputs, targets)
 
 
 def divided(batch: Any) -> tuple[Any, Any]:
@@ -76,9 +89,49 @@ def divided(batch: Any) -> tuple[Any, Any]:
 
 
 def called(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    positional, named = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+    if not isinstance(positional, (tuple, list)):
+        positional = (positional,)
+    try:
+        return model(*positional, **named)
+    except TypeError as error:
+        reason = misfit(model, positional, named)
+        if reason is None:
+            raise
+        raise UserError(reason) from error
+
+
+def misfit(model: nn.Module, positional: Sequence[Any], named: Mapping[str, Any]) -> str | None:
+    """Why a model cannot be called like that; None where its arguments are right."""
+    try:
+        signature = inspect.signature(model.forward)
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        given = ", ".join(named) if named else f"{len(positional)} in order"
+        return (
+            f"{type(model).__name__}.forward{signature} does not take the inputs of a batch ({given}): {error}; change "
+            "what the data set yields, or the model"
+        )
+    except ValueError:  # a forward without a signature
+        return None
+    return None
+
+
+def mismatch(error: RuntimeError, model: nn.Module, inputs: Any, targets: Any) -> str | None:
+    """The dtypes that an error of torch is about, with the fix; None where it is about something else."""
+    text = str(error)
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    parts = parts if isinstance(parts, (tuple, list)) else [parts]
+    other = {part.dtype for part in parts if isinstance(part, torch.Tensor)} - {own}
+    if "dtype" in text and own is not None and other and "target" not in text:
+        return (
+            f"the inputs are {' and '.join(sorted(map(str, other)))} and the model is {own} ({text.splitlines()[0]}): "
+            f"convert one of them, such as inputs.to({own})"
+        )
+    if isinstance(targets, torch.Tensor) and "target" in text and "Long" in text and targets.dtype != torch.int64:
+        return f"the targets are {targets.dtype} and the loss function takes torch.int64: pass targets.long()"
+    return None
 
 
 def loss_in(returned: Any) -> torch.Tensor:
@@ -111,6 +164,15 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(moved(value, device) for value in batch)
     return batch
+
+
+def number(name: str, value: Any) -> float:
+    """What a metric returned, as a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        what = f"the shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
+        raise UserError(f"the metric {name!r} returned a value of {what}: return one number, a mean") from None
 
 
 def right_answers(forward: ForwardPass) -> tuple[float, int]:

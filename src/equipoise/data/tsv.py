@@ -13,6 +13,7 @@ from ..core.method import Metadata, option
 from .bag import Bag
 from .base import Arrays, Data, LoadedData, examples
 from .files import given, held_out, ranked, read_text
+from .split import class_numbers
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 
@@ -126,9 +127,4 @@ def _classes(rows: list[Sentence], source: str) -> dict[str, int]:
     labels = {row.label for row in rows}
     if len(labels) < 2:
         raise DataError(f"{source}: every training row has the label {labels.pop()!r}: check --data.label_column")
-    try:
-        # The label itself breaks ties: "1" and "01" are two classes, and a set has another order in every process.
-        order = sorted(labels, key=lambda label: (int(label), label))
-    except ValueError:
-        order = sorted(labels)
-    return {label: i for i, label in enumerate(order)}
+    return class_numbers(labels)

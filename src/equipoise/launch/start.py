@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from ..comm.virtual_membership import Change
 
 
+def check_cluster(cluster: Cluster, workers: int, *, virtual: bool, elastic: bool) -> None:
+    """Can this number of workers be those of the cluster? Some of its workers may join an elastic run later."""
+    if cluster.size != workers and not (elastic and cluster.size > workers):
+        raise UserError(f"the cluster describes {cluster.size} workers and the run has {workers}: make them equal")
+    if not virtual:
+        raise UserError("a described cluster is simulated: pass virtual=True (--virtual) with it")
+
+
 def spawn(
     function: Callable[[Comm], Any],
     workers: int = 1,
@@ -55,10 +63,8 @@ def spawn(
         raise UserError(f"workers = {workers}: from 1 to {MOST_WORKERS:,} are possible")
     if not timeout > 0:
         raise UserError(f"timeout = {timeout}: must be above zero")
-    if cluster is not None and cluster.size != workers and not (elastic is not None and cluster.size > workers):
-        raise UserError(f"the cluster describes {cluster.size} workers and the run has {workers}: make them equal")
-    if cluster is not None and not virtual:
-        raise UserError("a described cluster is simulated: pass virtual=True (--virtual) with it")
+    if cluster is not None:
+        check_cluster(cluster, workers, virtual=virtual, elastic=elastic is not None)
     if virtual and world_size() > 1:
         raise UserError(
             f"torchrun has started {world_size()} processes, and each of them would train {workers} virtual workers of "

@@ -21,6 +21,8 @@ from ..config.defaults import chosen_period, chosen_sync, chosen_wire
 from ..config.fit import check_fit
 from ..core.clock import Clock
 from ..core.errors import PeerLost, UserError
+from ..core.island import Island
+from ..core.shards import full
 from ..data.source import Source
 from ..data.training_loss import TrainingLoss
 from ..launch.take_part import elastic_comm
@@ -33,7 +35,8 @@ from ..wire.base import Wire
 from .closure import closure_first
 from .drift import DriftCheck, passport, refuse_other_recipe
 from .elastic_loop import ElasticLoop
-from .evaluate import EvaluationTask, evaluate, health, swapped, vector_of
+from .evaluate import EvaluationTask, evaluate, existing_vector_of, health, hold, swapped
+from .islands import Levels, island_of, levels_of, refuse_other_rank, tell_island
 from .overflow import agree_on_overflow, stepping_scaler
 from .own_checkpoint import found, put_back, save
 from .own_loop import (
@@ -50,7 +53,6 @@ from .paced_drift import PacedDriftCheck
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
-from .snapshot import Parts
 from .state import TrainedPart
 from .step import Step
 
@@ -94,6 +96,8 @@ class attach:
         virtual workers; the same on all workers. Left out, both are as `eq.spawn` was told, or 300 s and False.
     group: a group of torch.distributed whose processes are the workers, where they are not all of them; for the
         sampler too.
+    mesh: a DeviceMesh of two dimensions, where a worker is an island of processes: islands, and ranks inside one. DDP
+        or `fully_shard` joins the ranks of an island. See "Islands" in the documentation.
     log_every: steps between logged ones. keep: checkpoints to keep. progress: a progress bar, or lines, on stderr.
     track: show the numbers elsewhere too: "tensorboard", "wandb", "mlflow", several of them, or a `Tracker`.
 
@@ -133,7 +137,10 @@ class attach:
         timeout: float | None = None,
         deterministic: bool | None = None,
         group: Any = None,
+        mesh: Any = None,
     ):
+        self.levels: Levels | None = None if mesh is None else levels_of(mesh)
+        self.island, model = (Island(), model) if self.levels is None else island_of(self.levels, model)
         self.period_choice = chosen_period(period)
         self.sync_choice = chosen_sync(sync, self.period_choice)
         self.wire_choice = chosen_wire(wire)
@@ -151,18 +158,19 @@ class attach:
         self._models: dict[str, dict[str, float]] = {}  # metrics of the last evaluation
         self.claimed = False  # is the log folder this run's?
         self._fresh = True  # has no step been taken by this object yet?
-        self._undo = contextlib.ExitStack()
+        self._undo, self._since = contextlib.ExitStack(), 0.0  # since when the step in progress takes time
         self.shows = progress or bool(self.trackers)  # the numbers, elsewhere than in the log
-        self._limits = elastic, deadline
+        self.limits = elastic, deadline
         self.elastic: ElasticLoop | None = None  # where workers may come and go
         check_choices(self)
 
     def __enter__(self) -> attach:
-        comm = current_comm(self.group)
+        comm = current_comm(self.group) if self.levels is None else self.levels.between
         if self.sampler is not None and self.sampler.comm is not comm:
-            raise UserError("the sampler is of other workers: pass the same group= to eq.Sampler and to eq.attach")
+            raise UserError("the sampler is of other workers: pass it the same group= or mesh= as eq.attach")
         comm.configure(timeout=self.timeout, deterministic=self.deterministic)
-        limits, deadline = self._limits
+        self.island.configure(timeout=self.timeout, deterministic=self.deterministic)
+        limits, deadline = self.limits
         if limits is not None and comm.membership is None:
             comm = self._undo.enter_context(elastic_comm(comm, limits, deadline))
         check_fit(period=self.period_choice, sync=self.sync_choice, wire=self.wire_choice, workers=comm.size)
@@ -172,7 +180,8 @@ class attach:
         self.form(comm, equal=True)
         console = Console(self.clock, lambda: None) if self.progress else None
         shown: dict[str, Any] = {"console": console, "trackers": self.trackers, "choices": fingerprint_of(self)}
-        self.observer = Observer(self.comm, self.clock, self.log, described=self.comm.described, **shown)
+        shown |= {"described": self.comm.described, "speaks": self.island.rank == 0}
+        self.observer = Observer(self.comm, self.clock, self.log, **shown)
         if comm.membership is not None:
             self.elastic = ElasticLoop(self, comm.membership)
             if self.sampler is not None:
@@ -183,7 +192,7 @@ class attach:
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None:
             self._undo.callback(agree_on_overflow(self.scaler, self.optimizer, self.comm, self._skipped))
-        self._since = time.perf_counter()
+        self.rested()
         return self
 
     def form(self, comm: Comm, *, equal: bool) -> None:
@@ -191,6 +200,7 @@ class attach:
         self.comm = comm
         told = passport(settings_of(self))
         refuse_other_recipe(comm, told)
+        refuse_other_rank(self.island, told, self.share)
         comm.seed = self.seed
         if self.sampler is not None and self.sampler.comm is not comm:
             self.sampler.reform(comm)
@@ -208,6 +218,7 @@ class attach:
             emit=self._emit,
             clock=self.clock,
             equal=equal,
+            island=self.island,
         )
         step = self.step
         step.guard.folder = self.log
@@ -243,9 +254,14 @@ class attach:
             self.store.wait()
             self._write_result()
         if self.final is not None:
-            self.model.load_state_dict(self.model_state(self.final))
-        if self.step.talks and not self.claimed:
-            barrier(self.comm)  # a program that ends takes memory with it from which others may still read
+            hold(self.step, self.final)
+        if not self.claimed and (self.step.talks or self.island.inside is not None):
+            barrier(self.everyone)  # a program that ends takes memory with it from which others may still read
+
+    @property
+    def everyone(self) -> Comm:
+        """The comm of all processes, each of which has files of its own."""
+        return self.comm if self.levels is None else self.levels.everyone
 
     def outcome(self) -> dict[str, Any]:
         """Every counter over all workers, as in result.json; all workers call it together."""
@@ -256,25 +272,6 @@ class attach:
         if self.sampler is not None:
             result |= self.sampler.position.counts(result["samples"])
         return result | {"models": self._models, "stopped": 0}
-
-    # -- workers that come and go --------------------------------------------------------------------------------------
-    def adopt(self, parts: Parts, happened: dict[str, Any]) -> None:
-        """Take over the plain values of another generation, or of another worker."""
-        assert self.elastic is not None
-        self.elastic.history, self.elastic.departed = parts.plain["history"], parts.plain["departed"]
-        if self.sampler is not None:
-            self.sampler.epoch = self.clock.epoch
-        self.observer.follow(self.comm)
-        if parts.plain["claimed"] and self.log is not None:
-            if self.claimed:
-                self.store.leave()
-            else:
-                self.observer.__enter__()
-                self.claimed = True
-            self.store = Store(self.comm, self.log, self.keep, done=self._saved)
-            self.observer.keeps = self.store.places.leads(self.comm.rank)
-        self._since = time.perf_counter()
-        self.observer.started(resumed=False, examples=self.context.worker.examples, classes=None, arrival=happened)
 
     # -- the step ------------------------------------------------------------------------------------------------------
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -302,8 +299,9 @@ class attach:
             if not self.batch:
                 for buffer, before in zip(self.model.buffers(), self._buffers, strict=False):
                     buffer.copy_(before)
-        self.step.begin(self.batch, largest)
-        self.step.computed(self.batch, time.perf_counter() - self._since)
+        samples = tell_island(self)
+        self.step.begin(samples, largest)
+        self.step.computed(samples, time.perf_counter() - self._since)
         # A worker that has run dry was given examples again: their loss is nobody's.
         if not self.step.before(self.loss if self.batch else None, places):
             # Optimizers pass over parameters without a gradient: no momentum, no weight decay, nothing moves.
@@ -344,14 +342,17 @@ class attach:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
         if self.sampler is not None:
             _, _, places = self.sampler.use(self.accumulate)
-            if self.sampler.order.watches and places is not None:
+            if self.sampler.order.learning and places is not None:
                 self.sampler.order.observe(places[:0], None)
 
     def _count_seconds(self) -> None:
         """The time since the last step ended, or since an evaluation or a checkpoint did, belongs to this step."""
-        now = time.perf_counter()
-        self.clock.seconds += now - self._since
-        self._since = now
+        self.clock.seconds += time.perf_counter() - self._since
+        self.rested()
+
+    def rested(self) -> None:
+        """What was done until now belongs to no step."""
+        self._since = time.perf_counter()
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -362,9 +363,7 @@ class attach:
         """
         self.step.guard.meet()
         with self.comm.uncounted():
-            vector = vector_of(self.step, name)
-            if vector is None:
-                raise UserError(f"{type(self.sync).__name__} has no {name}: evaluate local or mean")
+            vector = existing_vector_of(self.step, name)
             training = self.model.training
             self.model.eval()
             try:
@@ -372,7 +371,7 @@ class attach:
                     yield self.model
             finally:
                 self.model.train(training)
-                self._since = time.perf_counter()
+                self.rested()
 
     def model_state(self, name: str = "mean") -> dict[str, torch.Tensor]:
         """The state_dict of the model `mean` or `centre`, the same on all workers, who call it together.
@@ -380,10 +379,8 @@ class attach:
         Each worker trains a model of its own: save this one, inside the block or after it. BatchNorm's statistics are
         the mean of all workers'.
         """
-        if name == "centre" and self.comm.size == 1:
-            name = "mean"
-        with self.evaluating(name):
-            return {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+        with self.evaluating("mean" if self.comm.size == 1 else name):
+            return {key: full(value) for key, value in self.model.state_dict().items()}
 
     def evaluate(
         self,
@@ -410,7 +407,7 @@ class attach:
             self._models = all_together()
         else:
             self._models = self.elastic.attempt("evaluate", all_together, self._models)
-        self._since = time.perf_counter()
+        self.rested()
         if self.claimed or self.shows:
             self.observer.evaluated(self._models, health(self.step))
         return self._models
@@ -421,12 +418,17 @@ class attach:
         if self.claimed or (self.log is None and (not self.shows or self.clock.step)):
             return
         if self.log is not None:
-            claim_folder(self.comm, self.log, resumed=resumed)
-            self.store = Store(self.comm, self.log, self.keep, checkpoint, self._saved)
-            self.observer.keeps = self.store.places.leads(self.comm.rank)
-            self.claimed = True
+            claim_folder(self.everyone, self.log, resumed=resumed)
+            self.open_store(checkpoint)
         self.observer.__enter__()
         self.observer.started(resumed=resumed, examples=self.context.worker.examples, classes=classes_of(self))
+
+    def open_store(self, checkpoint: Path | None = None) -> None:
+        """The folder of the log is this run's. checkpoint: from which it goes on."""
+        assert self.log is not None
+        self.store = Store(self.everyone, self.log, self.keep, checkpoint, self._saved)
+        self.observer.keeps = self.store.places.leads(self.everyone.rank)
+        self.claimed = True
 
     def _write_result(self) -> None:
         result, state = self.outcome(), self.model_state()
@@ -456,7 +458,7 @@ class attach:
         """A checkpoint, without looking after workers that are lost meanwhile."""
         self.open_log(resumed=False)
         path = save(self, wait)
-        self._since = time.perf_counter()
+        self.rested()
         return path
 
     def _saved(self, path: Path) -> None:
@@ -466,7 +468,8 @@ class attach:
         """Go on from the newest checkpoint in the `log` folder, or from that of a step, to the same bits.
 
         Call it first inside the `with` block, on all workers. Returns the number of steps that were taken; 0 if there
-        is no checkpoint yet, so that a loop can always call it.
+        is no checkpoint yet, so that a loop can always call it. A `DataLoader(generator=...)` is not in a checkpoint:
+        seed it by the number of the epoch. Without an `eq.Sampler` make checkpoints at the end of an epoch only.
         """
         if self.log is None:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
@@ -477,7 +480,7 @@ class attach:
         self.open_log(resumed=True, checkpoint=path)
         if self.elastic is not None:
             self.elastic.saved()
-        self._since = time.perf_counter()
+        self.rested()
         return self.clock.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from ..checkpoint.kinds import ANY, Late, Loose, kind_of, misfit
 from ..core.errors import CheckpointError, UserError, WorkerError
 from ..core.method import Method
+from ..core.shards import local
 
 _COUNTERS = ("clock", "ledger", "now")
 _OF_TORCH = ("optimizer", "scheduler", "scaler")  # whose versions differ in the keys they keep
@@ -103,7 +104,7 @@ def _odd_one(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> str | N
 
     It may be anything, but it is the same thing for all of them, and as large as the parameter or not for all.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [local(p) for group in optimizer.param_groups for p in group["params"]]
     seen: dict[str, tuple[type, bool]] = {}
     for index, entries in state["state"].items():
         where = f"optimizer.state.{index}"

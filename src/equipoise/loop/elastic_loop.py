@@ -8,7 +8,7 @@ that joins waits in its own first `optimizer.step()`, so that all workers leave 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..comm.base import Comm
 from ..comm.current import set_current
@@ -130,12 +130,28 @@ class ElasticLoop:
         parts = self.parts()
         if point is not None:
             happened = transition.hand_over(parts, spent, snapshots, point, loop.seed)
-            loop.adopt(parts, happened)
+            self._adopt(parts, happened)
             if not self.membership.enough:
                 raise self._too_few(happened["lost"])
         self.agreement = Agreement(self.membership, snapshots)
         self.agreement.begin(self.parts())
         self._due = False
+
+    def _adopt(self, parts: Parts, happened: dict[str, Any]) -> None:
+        """Take over the plain values of another generation, or of another worker."""
+        loop = self.loop
+        self.history, self.departed = parts.plain["history"], parts.plain["departed"]
+        if loop.sampler is not None:
+            loop.sampler.epoch = loop.clock.epoch
+        loop.observer.follow(loop.comm)
+        if parts.plain["claimed"] and loop.log is not None:
+            if loop.claimed:
+                loop.store.leave()
+            else:
+                loop.observer.__enter__()
+            loop.open_store()
+        loop.rested()
+        loop.observer.started(resumed=False, examples=loop.context.worker.examples, classes=None, arrival=happened)
 
     def _too_few(self, lost: list[dict[str, str]]) -> TooFew:
         """Keep the last agreed round, and end."""

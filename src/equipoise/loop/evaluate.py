@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 from ..core.device import on_host, widest
+from ..core.errors import UserError
 from ..core.random import rng_state, set_rng_state
 from ..data.source import Source
-from ..data.training_loss import TrainingLoss, called, divided, moved, right_answers
+from ..data.training_loss import TrainingLoss, called, divided, moved, number, right_answers
 from ..sync.shares import mean_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ def vector_of(step: Step, name: str) -> torch.Tensor | None:
     return None if centre is None else centre.clone()
 
 
+def existing_vector_of(step: Step, name: str) -> torch.Tensor:
+    """The same, of a model that there must be."""
+    vector = vector_of(step, name)
+    if vector is None:
+        raise UserError(f"{type(step.sync).__name__} has no {name}: evaluate local or mean")
+    return vector
+
+
 def _mean(step: Step) -> torch.Tensor:
     """In double precision, a block at a time: the mean of equal models is that model to the bit, on any number of
     workers.
@@ -114,14 +123,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def swapped(step: Step, vector: torch.Tensor, own: bool) -> Iterator[None]:
     """The model with other parameters and, unless they are the worker's `own`, with the mean of all buffers."""
-    flat, buffers = step.flat, step.buffers
+    flat = step.flat
     saved = flat.gather().clone()
     kept = [b.clone() for b in step.model.buffers()]
     try:
         flat.x.copy_(vector)
         flat.scatter()
-        if not own and len(buffers):
-            buffers.scatter(step.comm.mean(buffers.gather()))
+        if not own:
+            step.average_buffers()
         yield
     finally:
         flat.x.copy_(saved)
@@ -130,11 +139,20 @@ def swapped(step: Step, vector: torch.Tensor, own: bool) -> Iterator[None]:
             b.copy_(k)
 
 
+def hold(step: Step, name: str) -> None:
+    """From now on every worker holds the model of this name. All workers call it together."""
+    step.guard.meet()
+    with step.comm.uncounted():
+        step.flat.x.copy_(existing_vector_of(step, "mean" if step.comm.size == 1 else name))
+        step.flat.scatter()
+        step.average_buffers()
+
+
 def recompute_buffers(step: Step, task: EvaluationTask) -> None:
     """Re-estimate BatchNorm statistics, if asked for: one pass over this worker's examples, averaged over workers."""
     if task.statistics is not None:
         recompute_statistics(step.model, *task.statistics, task.device)
-        step.buffers.scatter(step.comm.mean(step.buffers.gather()))
+        step.average_buffers()
 
 
 def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, device: torch.device) -> None:
@@ -165,7 +183,7 @@ def _sums(model: nn.Module, task: EvaluationTask, indices: np.ndarray) -> torch.
         loss += float(forward.loss) * len(part)
         count += len(part)
         for name, metric in training_loss.metrics.items():
-            metrics[name] += float(metric(forward.outputs, forward.targets)) * len(part)
+            metrics[name] += number(name, metric(forward.outputs, forward.targets)) * len(part)
         found = right_answers(forward)
         right, answers = right + found[0], answers + found[1]
     known = right if answers or not count else math.nan
@@ -179,7 +197,8 @@ def consensus(step: Step) -> float:
     with step.comm.uncounted():
         x = step.flat.gather()
         apart = _mean(step).sub_(x)
-        square = on_host(torch.linalg.vector_norm(apart, dtype=widest(x.device))).pow(2).reshape(1)
+        norm = torch.linalg.vector_norm(apart, dtype=widest(x.device))
+        square = step.context.island.norms(norm).pow(2).reshape(1)
         return float(step.comm.gather(square).mean().sqrt())
 
 

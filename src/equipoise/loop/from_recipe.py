@@ -21,10 +21,11 @@ from ..core.torchrun import rank
 from ..core.user_function import imported, is_function
 from ..data.base import LoadedData
 from ..data.source import Source
+from ..launch.start import check_cluster
 from ..observe.tracker import chosen_trackers
 from ..simulate.cluster import Cluster
 from ..simulate.units import duration
-from .job import Job, Length, chosen_dtype
+from .job import Job, Length, check_slow, chosen_dtype
 from .lr_schedule import LRSchedule
 from .until import Until
 
@@ -73,6 +74,13 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
         elastic=elasticity_of(plain),
     )
     job.check_fit(plain["workers"])
+    elastic = job.elastic is not None
+    if cluster is not None:
+        check_cluster(cluster, plain["workers"], virtual=plain["virtual"], elastic=elastic)
+    if job.slow is not None:
+        check_slow(job.slow, plain["workers"], elastic=elastic)
+    if job.until is not None and loaded.task == "regress":
+        job.until.check_measured(["loss"])
     job.model()  # a model that does not fit the data is refused here, once, and not by every worker
     start = {name: plain[name] for name in ("workers", "virtual", "deterministic", "timeout")}
     return job, start | {"cluster": cluster}

@@ -47,7 +47,7 @@ def gradient(worker: Worker, indices: np.ndarray) -> Measured:
         return Measured(math.nan, overflowed=overflowed)
     losses: list[torch.Tensor] = []
     weights: list[float] = []
-    size, watched = worker.job.micro or len(indices), worker.order.watches
+    size, watched = worker.job.micro or len(indices), worker.order.learning
     if watched:
         worker.order.watcher.forget()  # a first pass that SAM repeats elsewhere
         size = min(size, worker.order.watcher.examples_per_pass or size)

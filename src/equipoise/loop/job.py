@@ -144,14 +144,18 @@ class Job:
         """The factor in `slow` of one worker; for trying out unequal workers on equal machines."""
         if self.slow is None:
             return 1.0
-        fits = comm.membership is not None or len(self.slow) == comm.size
-        if not fits or min(self.slow) < 1.0:
-            raise UserError(f"slow = {self.slow}: give one factor of at least 1 for each of the {comm.size} workers")
+        check_slow(self.slow, comm.size, elastic=comm.membership is not None)
         return self.slow[comm.worker] if comm.worker < len(self.slow) else 1.0
 
 
+def check_slow(slow: list[float], workers: int, *, elastic: bool) -> None:
+    if (len(slow) != workers and not elastic) or min(slow) < 1.0:
+        raise UserError(f"slow = {slow}: give one factor of at least 1 for each of the {workers} workers")
+
+
 # What may differ from worker to worker: hosts have folders and memory of their own.
-_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", "data.dir", "data.path", "data.test_path")
+_PATHS = ("data.dir", "data.path", "data.test_path", "data.target_path", "data.test_target_path")
+_OF_A_HOST = ("out", "listen", "timeout", "tensorboard", "micro", *_PATHS)
 _DECIDED = (
     "until",
     "nonfinite",

@@ -6,6 +6,7 @@ from torch import nn
 
 from ..comm.base import Comm
 from ..core.errors import WorkerError
+from ..core.shards import local
 from ..core.vector import Flat, digest
 
 
@@ -21,7 +22,7 @@ def make_equal(comm: Comm, model: nn.Module, flat: Flat) -> None:
     with comm.uncounted():
         comm.broadcast(flat.gather())
         flat.scatter()
-        frozen = [p for p in model.parameters() if not p.requires_grad]
+        frozen = [local(p) for p in model.parameters() if not p.requires_grad]
         for tensor in [*frozen, *model.buffers()]:
             comm.broadcast(tensor.data)
     sums = comm.gather_objects(digest(flat.gather(), *frozen, *model.buffers()))

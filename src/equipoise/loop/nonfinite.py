@@ -8,6 +8,7 @@
 What is looked at: the loss in every step; what a sync is about to send, at a round; everything that a checkpoint keeps,
 before it is written. With leave-out, workers tell each other at every round whether they are well: in one byte, or by
 the weights that a sync sends anyway. A round of the latter kind that one of them has spoiled is dropped by all.
+Where a worker is an island of several ranks, what one of them finds is found by all of them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Guard:
     """Watches the numbers of one worker, by policy."""
 
     def __init__(self, step: Step, policy: str):
-        self.step, self.comm, self.policy = step, step.comm, policy
+        self.step, self.comm, self.policy, self.island = step, step.comm, policy, step.context.island
         self.folder: Path | None = None  # of the run, where it writes checkpoints
         self.examples: Sequence[int] = ()  # of this step's batch, for error messages
         sync = step.sync
@@ -76,13 +77,16 @@ class Guard:
         total: the sum of the gradient, if it was read with the loss.
         """
         self.examples = examples
+        found = None
         if loss is not None and not math.isfinite(loss):
             found = Fault("loss", f"the loss is {loss}")
-            if not is_finite(self.step.flat.gather()):
+            if not self.island.all(is_finite(self.step.flat.gather())):
                 found = Fault("parameters", f"{found.words}, and parameters are not finite")
-        elif self.watches_gradient and g is not None and not (is_finite(g) if total is None else _sums_to(total, g)):
-            found = Fault("gradient", f"{KINDS['gradient']} not finite")
-        else:
+        elif self.watches_gradient and g is not None:
+            if not (is_finite(g) if total is None else _sums_to(total, g)):
+                found = Fault("gradient", f"{KINDS['gradient']} not finite")
+            found = self._inside(found)
+        if found is None:
             return True
         if self.policy == "stop" or (self.policy == "skip" and not found.passes):
             raise self._tell(self._error(found, self._step))
@@ -117,10 +121,15 @@ class Guard:
 
     def _agree(self, found: Fault | None) -> None:
         """Everybody learns what everybody has found."""
-        kinds = [None, *KINDS]
-        code = torch.tensor([kinds.index(found.kind) if found is not None else 0], dtype=torch.uint8)
-        told = [kinds[code] for code in self.comm.gather(code).flatten().tolist()]
-        self._settle([None if kind is None else Fault(kind, f"{KINDS[kind]} not finite") for kind in told], self._step)
+        told = self.comm.gather(torch.tensor([_code_of(found)], dtype=torch.uint8)).flatten().tolist()
+        self._settle([_fault_of(code) for code in told], self._step)
+
+    def _inside(self, found: Fault | None) -> Fault | None:
+        """What this rank or another one of its island has found."""
+        if self.island.inside is None:
+            return found
+        code = self.island.any_code(_code_of(found))
+        return found if code == _code_of(found) else _fault_of(code)
 
     def meet(self) -> None:
         """All workers are about to save or to evaluate what they hold. All of it is finite then, or all raise."""
@@ -158,11 +167,11 @@ class Guard:
         if everything:
             parts["buffers"] = {n: b for n, b in step.model.named_buffers() if n not in self._infinite}
             parts["optimizer"] = step.optimizer.state_dict()["state"]
-        found = first_not_finite(parts)
-        if found is None:
-            return None
-        kind, _, path = found.partition(".")
-        return Fault(kind, f"{KINDS[kind]} not finite{f' ({path})' if path else ''}")
+        place = first_not_finite(parts)
+        if place is None:
+            return self._inside(None)
+        kind, _, path = place.partition(".")
+        return self._inside(Fault(kind, f"{KINDS[kind]} not finite{f' ({path})' if path else ''}"))
 
     @property
     def _step(self) -> int:
@@ -204,6 +213,15 @@ class Guard:
     def _restore_buffers(self) -> None:
         for buffer, before in zip(self.step.model.buffers(), self._kept, strict=True):
             buffer.copy_(before)
+
+
+def _code_of(found: Fault | None) -> int:
+    return 0 if found is None else 1 + list(KINDS).index(found.kind)
+
+
+def _fault_of(code: int) -> Fault | None:
+    kind = list(KINDS)[code - 1]
+    return Fault(kind, f"{KINDS[kind]} not finite") if code else None
 
 
 def _sums_to(total: float, vector: torch.Tensor) -> bool:

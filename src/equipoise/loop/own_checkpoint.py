@@ -41,7 +41,7 @@ def save(together: attach, wait: bool) -> Path:
 def found(together: attach, step: int | None) -> Path | None:
     """The checkpoint to resume from: the newest of all workers, or that of a step. None where nobody has one."""
     assert together.log is not None
-    comm, folder = together.comm, together.log
+    comm, folder = together.everyone, together.log
     if together.claimed:
         together.store.wait()
     if comm.membership is not None and comm.membership.waiting:
@@ -54,7 +54,7 @@ def found(together: attach, step: int | None) -> Path | None:
 
 def put_back(together: attach, path: Path) -> None:
     """Put this worker where a checkpoint left it."""
-    manifest, comm = read_manifest(path), together.comm
+    manifest, comm = read_manifest(path), together.everyone
     refuse_mismatch(manifest["fingerprint"], fingerprint_of(together))
     if manifest["workers"] != comm.size:
         raise CheckpointError(

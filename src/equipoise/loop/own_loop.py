@@ -12,6 +12,7 @@ from ..core.context import WorkerInfo, describe
 from ..core.errors import UserError
 from ..observe.observer import class_counts
 from .drift import Place
+from .islands import check_island
 from .sampler import refuse_unknown_sampler
 from .wrappers import refuse_wrapped, refuse_wrapped_optimizer
 
@@ -36,7 +37,11 @@ def check_choices(together: attach) -> None:
         raise UserError(f"{type(sync).__name__} has no centre: pass final='mean'")
     if together.timeout is not None and not together.timeout > 0:
         raise UserError(f"timeout = {together.timeout}: must be above zero")
-    refuse_wrapped(together.model)
+    if together.levels is None:
+        refuse_wrapped(together.model)
+    else:
+        partition = None if sampler is None else sampler.partition
+        check_island(together, order, partition)
     refuse_wrapped_optimizer(together.optimizer)
     trainable = {id(p) for p in together.model.parameters() if p.requires_grad}
     held = {id(p) for group in together.optimizer.param_groups for p in group["params"]}
@@ -79,6 +84,8 @@ def fingerprint_of(together: attach) -> dict[str, Any]:
     if sampler is not None:
         methods |= {"partition": sampler.partition, "order": sampler.order_choice, "batch": sampler.batch_choice}
         settings |= {"drop_last": sampler.drop_last, "examples": len(sampler.source)}
+    if together.levels is not None:
+        settings |= {"islands": [list(row) for row in together.levels.layout], "replicas": together.island.replicas}
     return flattened(tables_of(methods) | settings)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..checkpoint.weights import save_weights
+from ..core.island import Island
 from ..core.vector import digest
 from .evaluate import evaluate, health, recompute_buffers, swapped, undisturbed, vector_of
 from .snapshot import Done
@@ -28,14 +30,15 @@ def counters(step: Step, *, described: bool = False, examples: int = 0, departed
         comm.ledger.attribute_wait(float(comm.gather(unattributed).min()))
         mean = vector_of(step, "mean")
     assert mean is not None
-    watched = health(step)
+    watched, island = health(step), step.context.island
+    messages, bytes = map(int, island.add(comm.ledger.messages, comm.ledger.bytes))
     own = {
         "worker": comm.worker,
         "steps": clock.step,
         "samples": clock.samples,
         "rounds": clock.rounds,
-        "messages": comm.ledger.messages,
-        "bytes": comm.ledger.bytes,
+        "messages": messages,
+        "bytes": bytes,
         "seconds": clock.seconds,
         "simulated_seconds": comm.now if described else None,
         **comm.ledger.spent,
@@ -56,10 +59,16 @@ def counters(step: Step, *, described: bool = False, examples: int = 0, departed
         "reached": None,
         "consensus": watched["consensus"],
         "health": watched,
-        "params_sha256": digest(mean),
+        "params_sha256": _digest(mean, island),
         "workers": rows,
         "stopped": 0,
     }
+
+
+def _digest(mean: torch.Tensor, island: Island) -> str:
+    """Of the mean model; of an island whose ranks hold shards, of the digests of these."""
+    parts = island.told(digest(mean))
+    return hashlib.sha256("".join(parts).encode()).hexdigest() if island.sharded else parts[0]
 
 
 def finish(worker: Worker, stopped: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

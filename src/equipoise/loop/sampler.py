@@ -28,6 +28,7 @@ from ..order.base import Order
 from ..partition.base import Partition
 from .blocks import shared_blocks, speeds_are_measured, with_speeds
 from .data_position import DataPoint, DataPosition
+from .islands import check_data, levels_of, part_of_batch
 from .positions import position_of, sizes_of
 from .speeds import measure_rates
 from .wrappers import refuse_second_division
@@ -54,7 +55,9 @@ class Sampler(BatchSampler):
     step: one training step without communication, on the same number of examples on all workers, for a partition
         with `speeds="measured"`. All workers call it before the data is divided.
 
-    group: as in `eq.attach`.
+    group: as in `eq.attach`. mesh: as there; the data, its order and batch sizes are of islands, and each rank of an
+        island is given its part of the island's batch. Parts are equally long: where a batch cannot be divided, some
+        of its examples are given twice.
 
     An order that learns from gradients sees them through `with sampler.watching(model):` around forward and backward.
 
@@ -75,13 +78,18 @@ class Sampler(BatchSampler):
         drop_last: bool = False,
         step: Callable[[], Any] | None = None,
         group: Any = None,
+        mesh: Any = None,
     ):
-        self.comm = current_comm(group)
+        levels = None if mesh is None else levels_of(mesh)
+        self.comm = current_comm(group) if levels is None else levels.between
+        self.inside = None if levels is None else levels.inside  # of the island, where several ranks share a batch
         self.source = data if isinstance(data, Source) else Source(data)
         self.order_choice, self.batch_choice = chosen_order(order), chosen_batch(batch)
         self.partition = chosen_partition(partition)
         self.drop_last = drop_last
         check_claims(self.partition, self.order_choice, drop_last)
+        if self.inside is not None:
+            check_data(self.order_choice, self.partition)
         self.seed, self._step = seed, step
         self._divide()
         self.epoch = 0
@@ -111,6 +119,8 @@ class Sampler(BatchSampler):
         if self._step is None:
             raise UserError("speeds='measured' needs a step to measure: pass step=, one training step, to eq.Sampler")
         rates = measure_rates(self._step, 1.0, self.comm)
+        if self.inside is not None:
+            rates = self.inside.gather_objects(rates)[0]  # ranks of an island have measured it at the same time
         chosen: Partition = with_speeds(self.partition, rates)
         return chosen
 
@@ -199,8 +209,8 @@ class Sampler(BatchSampler):
                 continue
             self.guard(self._draw)
             if self._indices is not None:
-                yield self._indices.tolist() or self._again()
-        if self.order.watches and not self._watched:
+                yield part_of_batch(self._indices.tolist() or self._again(), self.inside)
+        if self.order.learning and not self._watched:
             logging.getLogger("equipoise").warning(self._unwatched_words())
 
     def _draw(self) -> None:
@@ -272,7 +282,7 @@ class Sampler(BatchSampler):
         used = [self._queue.popleft() for _ in range(count)]
         self._started, self._since_step = True, 0
         self.finished += count
-        if self.order.watches and self._watched < self.finished:
+        if self.order.learning and self._watched < self.finished:
             raise UserError(self._unwatched_words())
         places = used[0].places if count == 1 else None
         return sum(drawn.size for drawn in used), max((drawn.largest for drawn in used), default=1), places
@@ -285,7 +295,7 @@ class Sampler(BatchSampler):
         The loss must be a mean over the batch. Gradients that were accumulated before are left alone.
         """
         order = self.order
-        if not order.watches:
+        if not order.learning:
             yield
             return
         if not self._unwatched:

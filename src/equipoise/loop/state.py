@@ -14,6 +14,7 @@ from ..checkpoint.reshard import mean
 from ..checkpoint.store import read_manifest, read_worker
 from ..core.errors import CheckpointError
 from ..core.random import rng_state, seed_worker, set_rng_state
+from ..core.shards import local_tree, sharded_model_state, sharded_optimizer_state
 from .contents import reading, refuse_other_contents
 from .data_position import converted
 from .snapshot import Done
@@ -41,13 +42,16 @@ class TrainedPart:
 
 
 def trained_state(model: nn.Module | TrainedPart, optimizer: torch.optim.Optimizer, **others: Any) -> dict[str, Any]:
-    """Model, optimizer, random generators, and `others` that have a `state_dict` (or are None)."""
+    """Model, optimizer, random generators, and `others` that have a `state_dict` (or are None).
+
+    Of what FSDP has sharded, the shards of this process.
+    """
     torch_rng, python_rng, numpy_rng, devices = rng_state()
     kind, keys, *rest = numpy_rng
     version, words, *gauss = python_rng
     return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "model": local_tree(model.state_dict()),
+        "optimizer": local_tree(optimizer.state_dict()),
         **{name: None if other is None else other.state_dict() for name, other in others.items()},
         "rng": {
             "torch": torch_rng,
@@ -72,8 +76,8 @@ def load_trained(
     refuse_other_classes(state, model, optimizer, **others)
     options = [set(group) for group in optimizer.param_groups]
     try:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        model.load_state_dict(sharded_model_state(state["model"], model.state_dict()))  # type: ignore[arg-type]
+        optimizer.load_state_dict(sharded_optimizer_state(state["optimizer"], optimizer))
         if any(not names <= set(group) for names, group in zip(options, optimizer.param_groups, strict=True)):
             raise ValueError("options of the optimizer are missing")
     except (RuntimeError, ValueError) as error:

@@ -18,6 +18,7 @@ from ..batch.base import Batch
 from ..comm.base import Comm
 from ..core.clock import Clock
 from ..core.context import Context, WorkerInfo, no_op_emit
+from ..core.island import Island
 from ..core.random import follow_generator
 from ..core.vector import Buffers, Flat
 from ..order.base import Order
@@ -59,12 +60,16 @@ class Step:
         example_gradients: Callable[[int], list[torch.Tensor]] | None = None,
         clock: Clock | None = None,
         equal: bool = True,
+        island: Island | None = None,
     ):
         self.model, self.optimizer, self.comm = model, optimizer, comm
         self.buffer_policy = buffers
         self.flat, self.buffers = Flat(model), Buffers(model)
         follow_generator(self.flat.x.device)
-        comm.use_device(self.flat.x.device)
+        island = island or Island()
+        for each in (comm, island.inside):
+            if each is not None:
+                each.use_device(self.flat.x.device)
         if equal:
             make_equal(comm, model, self.flat)
         # With one worker there is nobody to talk to: every method is the plain optimizer.
@@ -79,6 +84,7 @@ class Step:
             flat=self.flat,
             wire=self.wire if self.compressed else None,
             optimizer=optimizer,
+            island=island,
             clip=clip,
             # A batch rule can add to sums of the vectors themselves, not of their codes.
             averages="" if self.compressed else chosen.averages(),
@@ -145,7 +151,7 @@ class Step:
         piggyback = None
         if self.batch is not None and self.batch.watches:
             piggyback = self.batch.observe(clock.due or (self._due and self.comm.size == 1))
-        if self.order is not None and self.order.watches and places is not None:
+        if self.order is not None and self.order.learning and places is not None:
             view = self.order.watcher.view() if clock.batch else None
             self.order.observe(places if clock.batch else places[:0], view)
         if self.compressed:
@@ -173,13 +179,18 @@ class Step:
         if clock.due or self.plan.message_arrives:
             self.sync.after_step(flat.gather())
             flat.scatter()
-            if clock.due and self.buffer_policy == "average" and len(self.buffers):
-                self.buffers.scatter(self.comm.mean(self.buffers.gather()))
+            if clock.due and self.buffer_policy == "average":
+                self.average_buffers()
         if self.batch is not None and self.batch.watches:
             self.batch.settle()
         clock.step += 1
         clock.samples += self._samples
         self.guard.keep_buffers()
+
+    def average_buffers(self) -> None:
+        """BatchNorm's statistics become the mean over all workers, and over the ranks of an island."""
+        if len(self.buffers):
+            self.buffers.scatter(self.context.island.mean(self.comm.mean(self.buffers.gather())))
 
     def sync_state(self) -> dict[str, Any]:
         """What the sync keeps, as it is now: no copies, and nothing that would wait for a message."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..comm.transfer import transfer
+from ..core.shards import local_tree, sharded_optimizer_state
 
 if TYPE_CHECKING:
     from .step import Step
@@ -46,7 +47,7 @@ def take_over(step: Step, left_out: list[int], *, one_model: bool, wire: bool) -
 def _state(step: Step) -> dict[str, Any]:
     """What a worker needs besides the model."""
     return {
-        "optimizer": step.optimizer.state_dict()["state"],
+        "optimizer": local_tree(step.optimizer.state_dict()["state"]),
         "sync": step.sync_state(),
         "buffers": step.buffers.gather(),
     }
@@ -54,7 +55,8 @@ def _state(step: Step) -> dict[str, Any]:
 
 def _load(step: Step, state: dict[str, Any]) -> None:
     groups = step.optimizer.state_dict()["param_groups"]  # its own: a schedule may have changed them
-    step.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+    loaded = {"state": state["optimizer"], "param_groups": groups}
+    step.optimizer.load_state_dict(sharded_optimizer_state(loaded, step.optimizer))
     for name, value in state["sync"].items():
         step.sync.put(name, value)
     step.buffers.scatter(state["buffers"])

@@ -21,7 +21,8 @@ from ..checkpoint.weights import save_weights
 from ..comm.membership import DEADLINE, Elasticity
 from ..config import defaults
 from ..config.fingerprint import flattened, tables_of
-from ..core.device import chosen_device
+from ..core.device import chosen_device, say_once
+from ..core.errors import UserError
 from ..core.progress_bar import shown
 from ..core.torchrun import rank, under_torchrun, world_size
 from ..data.source import Source
@@ -42,14 +43,21 @@ from .run_folder import prepare_folder
 from .until import Until
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
-    """What a run gives: `result` (as in result.json), the mean model, and the folder if one was asked for."""
+    """What a run gives: `result` (as in result.json), the mean model, and the folder if one was asked for.
+
+    The model is in the mode, train or eval, of the one that was passed: call `run.model.eval()` before you use it.
+    """
 
     result: dict[str, Any]
     model: nn.Module
     folder: Path | None = None
     stopped: int = 0  # the exit code asked for, where a signal ended the run
+
+    def __repr__(self) -> str:
+        metrics = {name: round(value, 4) for name, value in self.result.get("models", {}).get("mean", {}).items()}
+        return f"Run({self.result.get('steps')} steps, mean model {metrics}, folder={self.folder})"
 
     def save(self, path: str | Path) -> None:
         """Write the weights of the mean model to a file: safetensors by that suffix, else what torch.load reads."""
@@ -115,11 +123,14 @@ def train(
     model: a module (left untouched; workers train copies) or a function that makes one.
     loss: `loss(model(inputs), targets)`, a mean over the batch. None where the model returns its own loss: a scalar,
         `output.loss` or `output["loss"]`.
-    data: `(inputs, targets)` tensors or a map-style Dataset; `test` likewise, for evaluation. Examples may be tuples,
-        dicts or nested. A dict becomes keyword arguments of the model; its "labels" are the targets.
+    data: `(inputs, targets)` tensors or numpy arrays, a dict of them, or a map-style Dataset; `test` likewise, for
+        evaluation. Examples may be tuples, dicts or nested. A dict becomes keyword arguments of the model; its "labels"
+        are the targets.
     collate: makes a batch of a list of examples; torch's default_collate if left out.
     metrics: `metric(outputs, targets)`, a mean over the batch, by name. They are evaluated beside loss and accuracy.
     optimizer: a function from parameters to any `torch.optim` optimizer; SGD with lr 0.1 if left out.
+    scheduler: a function from the optimizer to a learning-rate scheduler, stepped after every step; ReduceLROnPlateau
+        after every evaluation, with the loss of the mean model.
     epochs, steps, samples, budget: when to stop, whichever comes first; one epoch if none is given.
     until: a target such as "accuracy=0.85" or "loss=0.3" that ends the run at the first evaluation which reaches it;
         evaluations take place every `evaluate_every` epochs (0.25: four times in each). `result["reached"]` says where
@@ -145,12 +156,15 @@ def train(
     Returns a `Run` whose `model` carries the mean of the workers' parameters and buffers.
     """
     make = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
+    refuse_objects(model=make, optimizer=optimizer, scheduler=scheduler)
     if isinstance(cluster, (str, Path)):
         cluster = Cluster.load(cluster)
     if epochs is steps is samples is budget is None:
         epochs = defaults.EPOCHS if until is None else defaults.EPOCHS_TO_TARGET
     period = defaults.chosen_period(period)
     if under_torchrun():
+        if workers not in (1, world_size()):
+            say_once(f"the workers are the {world_size()} processes of torchrun, not workers={workers}", rank())
         virtual, workers = False, world_size()
     job = Job(
         model=make,
@@ -193,6 +207,20 @@ def train(
     if job.folder is not None:
         prepare(job, resume)
     return run_job(job, workers, virtual=virtual, cluster=cluster, deterministic=deterministic, timeout=timeout)
+
+
+_FUNCTIONS = {
+    "model": "a torch.nn.Module or a function that makes one",
+    "optimizer": "a function: every worker makes its own, such as optimizer=lambda p: torch.optim.SGD(p, lr=0.1)",
+    "scheduler": "a function: every worker makes its own, such as scheduler=lambda o: StepLR(o, 100)",
+}
+
+
+def refuse_objects(**given: Any) -> None:
+    """Workers make models, optimizers and schedulers of their own."""
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise UserError(f"{name} of type {type(value).__name__}: pass {_FUNCTIONS[name]}")
 
 
 def chosen_elasticity(elastic: str | int | Elasticity | None, workers: int, deadline: float) -> Elasticity | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import UserError
@@ -41,9 +42,14 @@ class Until(NamedTuple):
     def met(self, models: dict[str, dict[str, float]]) -> bool:
         """Has the mean or the centre model reached the target?"""
         metrics = [models[name] for name in ("mean", "centre") if name in models]
-        if metrics and self.metric not in metrics[0]:
-            raise UserError(f"until {self}: {self.metric} is not measured on this data; known: {', '.join(metrics[0])}")
+        if metrics:
+            self.check_measured(metrics[0])
         return any(self.met_by(each[self.metric]) for each in metrics)
+
+
+    def check_measured(self, metrics: Iterable[str]) -> None:
+        if self.metric not in metrics:
+            raise UserError(f"until {self}: {self.metric} is not measured on this data; known: {', '.join(metrics)}")
 
 
 def standing(worker: Worker, until: Until) -> dict[str, Any]:

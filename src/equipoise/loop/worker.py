@@ -109,6 +109,7 @@ class Worker:
         self.scale: LossScale | None = None
         if job.autocast == torch.float16:
             self.scale = LossScale(self.optimizer, comm, self.device, lockstep=step.lockstep)
+        self.judged_at = -1  # the step after which the scheduler last saw a loss
         self.scheduler = None
         if job.scheduler is not None:
             self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
@@ -210,9 +211,20 @@ class Worker:
         step.after()
         if self.scale is not None:
             self.scale.update()
-        if self.scheduler is not None:
+        if self.scheduler is not None and not self.follows_loss:
             self.scheduler.step()
         return loss
+
+    @property
+    def follows_loss(self) -> bool:
+        """Does the learning rate follow from evaluations? Then one at the end counts too: the run may be resumed."""
+        return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+    def _lower_rate(self, loss: float) -> None:
+        if self.follows_loss and self.judged_at != self.clock.step:  # a run that is stopped comes here twice
+            assert self.scheduler is not None
+            self.judged_at = self.clock.step
+            self.scheduler.step(loss)
 
     def parts(self) -> Parts:
         """What another generation of this run goes on with."""
@@ -242,15 +254,18 @@ class Worker:
         ended = self.control.over()
         every = job.checkpoint_every
         due = progress.step_passed(every) if every is not None else progress.epoch_passed(1)
-        judged = progress.epoch_passed(job.evaluate_every) and not (ended or stopped)
+        passed = progress.epoch_passed(job.evaluate_every)
+        judged = passed and not (ended or stopped)
         if judged or due or ended or stopped:
             self.stepper.guard.meet()
-        if judged:
+        if judged or (passed and self.follows_loss):
             with self.comm.at_work():
                 models = evaluate(self.stepper, self.task, ("mean", "centre"))
-            ended = self.control.judge(models)
-            if not ended:  # the end evaluates by itself
-                self.observer.evaluated(models, health(self.stepper))
+            if judged:
+                ended = self.control.judge(models)
+                if not ended:  # the end evaluates by itself
+                    self.observer.evaluated(models, health(self.stepper))
+            self._lower_rate(models["mean"]["loss"])
         if self.store is None or not (due or ended or stopped):
             return False
         self.save(wait=bool(ended or stopped))

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.clock import Clock
 
 _INTERVAL = 5.0  # seconds between plain lines
+_WIDE = 78  # columns that the bar and all numbers need
 
 
 class Console:
@@ -24,21 +25,24 @@ class Console:
         self.task: Any = None
         self.last_printed = 0.0
         self.metrics = ""
+        self.narrow = False
 
     def __enter__(self) -> Console:
         if sys.stderr.isatty():
             from rich.console import Console as Terminal
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+            terminal = Terminal(stderr=True)
+            self.narrow = terminal.width < _WIDE
             self.bar = Progress(
                 TextColumn("[bold]epoch {task.fields[epoch]}"),
-                BarColumn(bar_width=None),
+                *([] if self.narrow else [BarColumn(bar_width=None)]),
                 MofNCompleteColumn(),
                 TextColumn("steps"),
                 TextColumn("{task.fields[status]}"),
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
-                console=Terminal(stderr=True),
+                console=terminal,
             )
             self.bar.start()
             self.task = self.bar.add_task("", total=self._total(), epoch=self.clock.epoch + 1, status="")
@@ -53,7 +57,8 @@ class Console:
 
     def stepped(self, loss: float) -> None:
         clock = self.clock
-        status = f"loss {loss:.4f}{self.metrics}"
+        # A narrow terminal has no room for both.
+        status = self.metrics.strip() if self.narrow and self.metrics else f"loss {loss:.4f}{self.metrics}"
         if self.bar is not None:
             self.bar.update(self.task, completed=clock.step, total=self._total(), epoch=clock.epoch + 1, status=status)
         elif time.monotonic() - self.last_printed > _INTERVAL:

@@ -26,6 +26,7 @@ class Observer:
     """One worker's events, appended to RUN/events.jsonl; worker 0 also drives the console and the trackers.
 
     described: a cluster is described, so events carry simulated seconds. choices: what trackers are told of the run.
+    speaks: False for a process whose worker is reported by another one.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Observer:
         console: Console | None = None,
         trackers: Sequence[Tracker] = (),
         choices: Mapping[str, Any] | None = None,
+        speaks: bool = True,
     ):
+        self.speaks = speaks
         self.clock, self.folder, self.described = clock, folder, described
         self._console, self._trackers, self._choices = console, trackers, choices or {}
         self._started = False  # the trackers
@@ -48,12 +51,12 @@ class Observer:
 
     def follow(self, comm: Comm) -> None:
         """Report for this comm: the first worker may be another one than before."""
-        self.comm, self.first = comm, comm.rank == 0
+        self.comm, self.first = comm, self.speaks and comm.rank == 0
         self.console = self._console if self.first else None
         self.trackers = self._trackers if self.first else ()
 
     def __enter__(self) -> Observer:
-        if self.folder is not None:
+        if self.folder is not None and self.speaks:
             # One write per line to a file opened for appending: lines of different workers do not interleave.
             path = self.folder / "events.jsonl"
             with writing(path):

@@ -2,6 +2,7 @@
 from .base import Order as Order
 from .cd_grab import CDGraB as CDGraB
 from .flip_flop import FlipFlop as FlipFlop
+from .gossip_grab import GossipGraB as GossipGraB
 from .grab import GraB as GraB
 from .herding import Herding as Herding
 from .id_grab import IDGraB as IDGraB

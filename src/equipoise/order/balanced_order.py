@@ -14,9 +14,11 @@ from ..core.method import option
 from ..signal import SIGNALS, signal_of
 from ..signal.base import GradientView
 from .base import Order
-from .epoch_builder import EpochBuilder
+from .builder import Builder
+from .kept_epoch import KeptEpoch
 from .sign_rules import SIGN_RULES
 
+_EVERY, _SWEEPS = 5, 8  # of signals that are short vectors
 _SIGNAL = "which gradients it uses: exact per-example ones, forward mode, a sketch, the last layer, or one per group"
 
 
@@ -25,13 +27,24 @@ class BalancedOrder(Order):
     """An order that assigns signs to gradients. A method fills `make_builder`. Final here: options, epochs, state."""
 
     watches: ClassVar[bool] = True
-    LATE: ClassVar[dict[str, type]] = {"total": torch.Tensor, "prefix": torch.Tensor, "carried": dict}
+    LATE: ClassVar[dict[str, type]] = {
+        "total": torch.Tensor,
+        "prefix": torch.Tensor,
+        "carried": dict,
+        "rows": torch.Tensor,
+    }
     STATE: ClassVar[tuple[str, ...]] = ("learned",)
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 
-    signal: str = option("exact", help=_SIGNAL, choices=tuple(SIGNALS))
+    signal: str = option("projection", help=_SIGNAL, choices=tuple(SIGNALS))
     sign: str = option("greedy", help="sign rule", choices=tuple(SIGN_RULES))
     group: int = option(1, help="examples that stay together and are ordered as one unit", least=1)
+    every: int | None = option(
+        None, help="learn from one epoch of so many; left out: 5 with sketches, 1 with other signals", least=1
+    )
+    sweeps: int | None = option(
+        None, help="times that the kept sketches of an epoch are balanced; left out: 8, or 1 without sketches", least=1
+    )
 
     def check(self) -> None:
         if self.signal == "batch" and self.group == 1:
@@ -44,29 +57,70 @@ class BalancedOrder(Order):
                 f"{type(self).__name__}(signal='forward', sign={self.sign!r}): forward mode gives no norms, which this "
                 "sign rule needs: use sign = greedy, or signal = exact"
             )
+        if self.sweeps is not None and self.sweeps > 1 and self.signal == "forward":
+            raise UserError(
+                f"{type(self).__name__}(signal='forward', sweeps={self.sweeps}): forward mode gives no vectors that "
+                "could be kept: use sweeps = 1, or signal = projection"
+            )
+        if self.chosen_sweeps > 1 and self.streams:
+            raise UserError(
+                f"{self!r}: sweeps balance an epoch after it has ended, and another option asks for signs while it "
+                "runs: use sweeps = 1, or leave the other option out"
+            )
         self.check_method()
 
     def check_method(self) -> None:
         """Refuse combinations that only this method cannot handle, with a `UserError` that says the fix."""
 
     def init_state(self) -> None:
-        self.watch_through(signal_of(self.signal, self.group))
+        self.watch_through(signal_of(self.signal, self.group, short=self.chosen_sweeps > 1))
         self.builder = self.make_builder()
 
+    @property
+    def short(self) -> bool:
+        """Is the signal a sketch? Then vectors are kept until an epoch ends, unless `sweeps` is 1."""
+        return self.signal in ("projection", "count-sketch", "last-layer")
+
+    @property
+    def chosen_every(self) -> int:
+        return (_EVERY if self.short else 1) if self.every is None else self.every
+
+    @property
+    def chosen_sweeps(self) -> int:
+        return (_SWEEPS if self.short and not self.streams else 1) if self.sweeps is None else self.sweeps
+
+    @property
+    def streams(self) -> bool:
+        """Do other options of this method ask for signs while gradients arrive? Then nothing is kept."""
+        return False
+
+    def keep(self, signature: tuple[float, ...]) -> KeptEpoch:
+        """A builder that keeps sketches and balances them when an epoch ends, with other workers if `coordinated`."""
+        return KeptEpoch(
+            self.context, signature, self.group, self.chosen_every, self.sign, self.chosen_sweeps, self.coordinated
+        )
+
     @abstractmethod
-    def make_builder(self) -> EpochBuilder:
+    def make_builder(self) -> Builder:
         """The builder of a fresh worker: which terms get a sign, and how."""
+
+    @property
+    def learning(self) -> bool:
+        return self.builder.learning
 
     def epoch(self, number: int) -> np.ndarray:
         return self.builder.epoch(number)
 
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
-        self.builder.observe(positions, view)
+        if self.learning:
+            self.builder.observe(positions, view)
 
     @property
     def herding(self) -> float:
-        """The largest prefix norm of the last complete epoch, relative to a random order. Collective."""
-        return self.builder.prefix_norm.read()
+        """The largest prefix norm, relative to a random order: of the last complete epoch, or of the order that was
+        learned last on the sketches that it was learned from. Collective.
+        """
+        return self.builder.herding()
 
     @property
     def learned(self) -> dict[str, Any]:

@@ -34,6 +34,11 @@ class Order(Method):
         """The signal that this order learns from."""
         return self._watcher
 
+    @property
+    def learning(self) -> bool:
+        """Does the present epoch need gradients? An order that watches may skip epochs: they cost nothing then."""
+        return self.watches
+
     @abstractmethod
     def epoch(self, number: int) -> np.ndarray:
         """The positions in the order in which epoch `number` visits them. Collective: all workers call it."""
@@ -46,5 +51,6 @@ class Order(Method):
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         """Learn from the gradients of the examples at `positions`.
 
-        Called after every step, on all workers; a worker whose step was skipped passes no positions and None.
+        Called after every step of an epoch that is `learning`, on all workers; a worker whose step was skipped passes
+        no positions and None.
         """

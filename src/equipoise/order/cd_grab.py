@@ -13,6 +13,7 @@ from ..core.method import Metadata, option
 from ..signal.base import GradientView
 from ..signal.factor_view import FactorView
 from .balanced_order import BalancedOrder
+from .builder import Builder
 from .coordinate import Coordinated, by_factors, by_rows, by_shards, by_stale, interleaved
 from .epoch_builder import EpochBuilder
 from .factor_messages import BufferLayout, layer_layouts, local_slices, merge_layouts
@@ -73,14 +74,21 @@ class CDGraB(BalancedOrder):
 
     coordinate: str = option("auto", help="how workers agree on signs", choices=("auto", "factors", "shards", "stale"))
 
-    def make_builder(self) -> EpochBuilder:
+    @property
+    def streams(self) -> bool:
+        return self.coordinate != "auto"
+
+    def make_builder(self) -> Builder:
         self.mode = ""  # chosen at the first step with a pair
         self.digest = ""  # a hash of all signs so far
         self.capacity = 1  # mode rows: most terms of one worker in one step so far
         self.layout: dict[str, Any] | None = None  # mode factors: of the message, as `BufferLayout.to_dict` gives it
         self.pending: list[torch.Tensor] = []  # mode rows: differences of the steps that have not been sent yet,
         self.delay = 1  # and how many steps share a message
-        return EpochBuilder(self.context, PAIR, self.group, self.sign, self.sign_together, end_epoch=self.end_epoch)
+        if self.chosen_sweeps > 1:
+            return self.keep(PAIR)
+        every, together = self.chosen_every, self.sign_together
+        return EpochBuilder(self.context, PAIR, self.group, every, self.sign, together, end_epoch=self.end_epoch)
 
     def agreed_on(self) -> str:
         return self.digest
@@ -140,6 +148,7 @@ class CDGraB(BalancedOrder):
         if view is not None:
             layers = layer_layouts(view) if isinstance(view, FactorView) else None
             needed = None if layers is None else BufferLayout(view.items, terms, layers)
+            assert isinstance(self.builder, EpochBuilder)
             steps = self.builder.terms // max(1, terms)
             own = FirstStep(terms, view.dimension, view.zeros().dtype == torch.float64, needed, steps)
         rows: list[FirstStep] = [row for row in self.context.comm.gather_objects(own) if row is not None]
@@ -186,6 +195,7 @@ class CDGraB(BalancedOrder):
         """
         signed = NO_TERMS
         if self.pending and total is not None:
+            assert isinstance(self.builder, EpochBuilder)
             signed = self._send_pending(total, self.builder.choose_sign)
         digests = self.context.comm.gather_objects(self.digest)
         for rank, digest in enumerate(digests):

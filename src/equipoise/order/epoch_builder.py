@@ -1,4 +1,4 @@
-"""Builds the next epoch's order from this epoch's gradients. Shared by GraB, PairBalance, ID-GraB and CD-GraB."""
+"""Builds the next epoch's order while this epoch's gradients arrive: signs as published, one step after the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from ..core.context import Context
 from ..signal import view_from_state
 from ..signal.base import GradientView
+from .builder import Builder
 from .mean_estimate import MeanEstimate
 from .prefix_norm import PrefixNorm
-from .reordering import Units
 from .sign_rules import SIGN_RULES
 from .sign_terms import TermSigns, repeated
 
@@ -21,7 +21,7 @@ from .sign_terms import TermSigns, repeated
 Signer = Callable[..., tuple[torch.Tensor | None, TermSigns]]
 
 
-class EpochBuilder:
+class EpochBuilder(Builder):
     """Groups a stream of examples into terms, has them signed, and places their units in the next epoch's order.
 
     A *unit* is what is ordered: one example, or a group of them. A *term* is what gets one sign: the difference of two
@@ -34,15 +34,15 @@ class EpochBuilder:
         context: Context,
         signature: tuple[float, ...],
         group: int,
+        every: int,
         sign: str,
         signer: Signer,
         centre: MeanEstimate | None = None,
         end_epoch: Callable[[torch.Tensor | None], TermSigns] | None = None,
     ):
         """end_epoch: collects signs that are still outstanding when an epoch ends; given where workers coordinate."""
-        self.context, self.signature, self.rule, self.signer = context, signature, SIGN_RULES[sign], signer
-        self.units = Units(context.worker.examples, group, context.worker.rng(1, 0))
-        self.number = 0  # of the epoch
+        super().__init__(context, group, every)
+        self.signature, self.rule, self.signer = signature, SIGN_RULES[sign], signer
         self.total: torch.Tensor | None = None  # S
         self.terms = len(self.units.members) // len(signature)  # in an epoch
         self.memory: dict[str, float] = {"terms": float(self.terms)}
@@ -58,21 +58,21 @@ class EpochBuilder:
         self.unsigned = np.empty((0, len(self.signature)), dtype=np.int64)  # units of complete terms without a sign yet
         self.filled = 0  # examples of the last open unit that have arrived; 0 once it is complete
 
-    def epoch(self, number: int) -> np.ndarray:
-        """Positions in the order of epoch `number`. A new number ends the epoch before."""
-        if number != self.number:
-            if self.end_epoch is not None:
-                self._place(self.end_epoch(self.total))
-            self.units.next_epoch()
-            self.prefix_norm.next_epoch()
-            if self.centre is not None:
-                self.centre.next_epoch()
-            self._reset()
-            self.memory = {"epochs": float(number + 1), "terms": float(self.terms)}
-            if self.total is not None:
-                self.total.zero_()
-            self.number = number
-        return self.units.positions()
+    def finish(self) -> None:
+        if self.end_epoch is not None:
+            self._place(self.end_epoch(self.total))
+        self.prefix_norm.next_epoch()
+        if self.centre is not None:
+            self.centre.next_epoch()
+        self._reset()
+        if self.total is not None:
+            self.total.zero_()
+
+    def begin(self) -> None:
+        self.memory = {"epochs": float(self.number + 1), "terms": float(self.terms)}
+
+    def herding(self) -> float:
+        return self.prefix_norm.read() if self.learning else self.prefix_norm.herding
 
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         """Sign the terms that this batch completes and place their units."""
@@ -146,9 +146,8 @@ class EpochBuilder:
             row[list(term)] = list(term.values())
         return rows, np.array(units, dtype=np.int64).reshape(len(complete), len(self.signature))
 
-    def state(self) -> dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
         return {
-            "number": self.number,
             "total": None if self.total is None else self.total.clone(),
             "memory": dict(self.memory),
             "carried": None if self.carried is None else self.carried.state(),
@@ -156,17 +155,15 @@ class EpochBuilder:
             "open": list(self.open),
             "unsigned": self.unsigned.tolist(),
             "filled": self.filled,
-            "units": self.units.state(),
             "prefix_norm": self.prefix_norm.state(),
             "centre": None if self.centre is None else self.centre.state(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.number, self.total, self.memory = state["number"], state["total"], dict(state["memory"])
+    def load_own(self, state: dict[str, Any]) -> None:
+        self.total, self.memory = state["total"], dict(state["memory"])
         self.carried = None if state["carried"] is None else view_from_state(state["carried"])
         self.weights, self.open, self.filled = list(state["weights"]), list(state["open"]), state["filled"]
         self.unsigned = np.array(state["unsigned"], dtype=np.int64).reshape(-1, len(self.signature))
-        self.units.load(state["units"])
         self.prefix_norm.load(state["prefix_norm"])
         if self.centre is not None:
             self.centre.load(state["centre"])

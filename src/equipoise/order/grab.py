@@ -6,6 +6,7 @@ from typing import ClassVar
 from ..core.errors import UserError
 from ..core.method import Metadata, option
 from .balanced_order import BalancedOrder
+from .builder import Builder
 from .epoch_builder import EpochBuilder
 from .mean_estimate import MeanEstimate
 from .recursive import recursive_signer
@@ -41,6 +42,10 @@ class GraB(BalancedOrder):
         1, help="recursion depth: times that an epoch is balanced, each half by itself", least=1, most=6
     )
 
+    @property
+    def streams(self) -> bool:
+        return self.levels > 1 or self.decay is not None
+
     def check_method(self) -> None:
         if self.levels > 1 and (self.sign != "greedy" or self.signal == "forward"):
             raise UserError(
@@ -48,6 +53,9 @@ class GraB(BalancedOrder):
                 "which signal = forward has not: use signal = exact, projection, count-sketch or last-layer"
             )
 
-    def make_builder(self) -> EpochBuilder:
+    def make_builder(self) -> Builder:
+        if self.chosen_sweeps > 1:
+            return self.keep(SINGLE)
         signer = sign_locally if self.levels == 1 else recursive_signer(self.levels)
-        return EpochBuilder(self.context, SINGLE, self.group, self.sign, signer, MeanEstimate(self.decay))
+        centre = MeanEstimate(self.decay)
+        return EpochBuilder(self.context, SINGLE, self.group, self.chosen_every, self.sign, signer, centre)

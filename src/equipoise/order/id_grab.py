@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from ..core.method import Metadata, option
 from .balanced_order import BalancedOrder
+from .builder import Builder
 from .epoch_builder import EpochBuilder
 from .mean_estimate import MeanEstimate
 from .sign_terms import PAIR, SINGLE, sign_locally
@@ -28,7 +29,9 @@ class IDGraB(BalancedOrder):
 
     balance: str = option("pair", help="what each worker balances", choices=("pair", "mean"))
 
-    def make_builder(self) -> EpochBuilder:
-        if self.balance == "pair":
-            return EpochBuilder(self.context, PAIR, self.group, self.sign, sign_locally)
-        return EpochBuilder(self.context, SINGLE, self.group, self.sign, sign_locally, MeanEstimate(None))
+    def make_builder(self) -> Builder:
+        signature = PAIR if self.balance == "pair" else SINGLE
+        if self.chosen_sweeps > 1:
+            return self.keep(signature)
+        centre = None if self.balance == "pair" else MeanEstimate(None)
+        return EpochBuilder(self.context, signature, self.group, self.chosen_every, self.sign, sign_locally, centre)

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from ..core.method import Metadata
 from .balanced_order import BalancedOrder
+from .builder import Builder
 from .epoch_builder import EpochBuilder
 from .sign_terms import PAIR, sign_locally
 
@@ -33,5 +34,7 @@ class PairBalance(BalancedOrder):
         cites=("cooper2023coordinating", "lu2022grab"),
     )
 
-    def make_builder(self) -> EpochBuilder:
-        return EpochBuilder(self.context, PAIR, self.group, self.sign, sign_locally)
+    def make_builder(self) -> Builder:
+        if self.chosen_sweeps > 1:
+            return self.keep(PAIR)
+        return EpochBuilder(self.context, PAIR, self.group, self.chosen_every, self.sign, sign_locally)

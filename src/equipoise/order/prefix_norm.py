@@ -113,17 +113,7 @@ class PrefixNorm:
             self.dimension = 1 / (sum(row.cross for row in rows) / batches) if batches else math.nan
             expected = random_prefix(float(counts[-1]), variance, self.dimension)
             self.herding = largest / expected if expected else math.nan
-            self._warn(float(counts[-1]))
-
-    def _warn(self, examples: float) -> None:
-        if self.dimension > examples / 2 and not self.warned and self.context.rank == 0:
-            self.warned = True
-            logging.getLogger("equipoise").warning(
-                "nothing to gain from a balanced order: the gradients have an effective dimension of about %d for %d "
-                "examples; --order reshuffle or flip-flop is as good and free",
-                self.dimension,
-                examples,
-            )
+            self.warned = warn_of_dimension(self.context, self.warned, self.dimension, float(counts[-1]))
 
     def state(self) -> dict[str, Any]:
         values = {name: value for name, value in vars(self).items() if name not in ("context", "over_workers")}
@@ -147,3 +137,16 @@ def random_prefix(examples: float, variance: float, dimension: float) -> float:
     """
     in_few_dimensions = 1.0 if math.isnan(dimension) else 1 + 0.74 / max(1.0, dimension) ** 0.33
     return 0.5 * math.sqrt(examples * variance) * in_few_dimensions
+
+
+def warn_of_dimension(context: Context, warned: bool, dimension: float, examples: float) -> bool:
+    """Say once where balancing cannot gain; returns whether it has been said."""
+    if dimension > examples / 2 and not warned and context.rank == 0:
+        logging.getLogger("equipoise").warning(
+            "nothing to gain from a balanced order: the gradients have an effective dimension of about %d for %d "
+            "examples; --order reshuffle or flip-flop is as good and free",
+            dimension,
+            examples,
+        )
+        return True
+    return warned

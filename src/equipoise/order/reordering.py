@@ -58,6 +58,11 @@ class Units:
         self.sequence = [unit for unit in order if unit not in short] + short
         self.front, self.back, self.leaves = [], [], {}
 
+    def reverse(self) -> None:
+        """The same order backwards."""
+        full = len(self.members) - (self.examples % self.group > 0)
+        self.sequence[:full] = self.sequence[:full][::-1]
+
     def _order_of_leaves(self, unsigned: list[int]) -> list[int]:
         count = 1 << max(self.leaves.values()).bit_length()
         fronts: list[list[int]] = [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Curves from events: values against steps, samples, rounds, bytes or seconds.
+"""Curves from events: values against steps, examples, rounds, bytes or seconds.
 
 A *series* holds the positions of one kind of event on all x-axes; a *line* holds one value per position. Samples and
 bytes are totals over all workers, although an event counts only those of its own worker.
@@ -16,7 +16,7 @@ from .runs import LoadedRun
 
 AXES = {
     "step": "steps",
-    "samples": "samples",
+    "samples": "examples",
     "rounds": "rounds",
     "bytes": "bytes",
     "seconds": "seconds",

@@ -15,10 +15,16 @@ from .page import page
 from .runs import load_runs
 
 _RELOAD = 5  # seconds
-# A reload keeps the place on the page; the browser would lose it otherwise when heights change.
+# A reload keeps the place on the page; the browser would lose it otherwise when heights change. It waits until the
+# page is drawn, which may take long on a busy machine, and until somebody looks.
 _SCRIPT = f"""<script>
 addEventListener("load", () => scrollTo(0, sessionStorage.getItem("at") || 0));
-setTimeout(() => {{ sessionStorage.setItem("at", scrollY); location.reload(); }}, {1000 * _RELOAD});
+setInterval(() => {{
+  const state = document.body.dataset, drawn = "drawn" in state || "failed" in state;
+  if ((document.getElementById("data") && !drawn) || document.hidden) return;
+  sessionStorage.setItem("at", scrollY);
+  location.reload();
+}}, {1000 * _RELOAD});
 </script>"""
 
 
@@ -54,7 +60,7 @@ class Watched:
         for event in self.events:
             if event["event"] in ("step", "evaluate", "start"):
                 last[event["worker"]] = {**last.get(event["worker"], {}), **event}
-        rows = [["worker", "step", "loss", "examples/s", "batch", "waiting", "last word"]]
+        rows = [["worker", "step", "loss", "examples/s", "batch", "waiting", "heard"]]
         now = time.time()
         for worker, event in sorted(last.items()):
             spent = [float(event.get(name) or 0.0) for name in ("compute", "wait", "communicate")]
@@ -101,7 +107,7 @@ def serve(folders: Sequence[Path], port: int) -> http.server.ThreadingHTTPServer
                 over = all(run.over for run in watched)
                 news = [run.read() for run in watched]
                 if any(news) or made[1:] != [over]:
-                    made[:] = [_page(folders, over).encode(), over]
+                    made[:] = [_page(watched, over).encode(), over]
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(made[0])))
@@ -118,8 +124,14 @@ def serve(folders: Sequence[Path], port: int) -> http.server.ThreadingHTTPServer
         raise UserError(f"cannot listen on port {port}: {error.strerror}; choose another with --port") from None
 
 
-def _page(folders: Sequence[Path], over: bool) -> str:
-    if not all((folder / "events.jsonl").is_file() for folder in folders):
+def _page(watched: list[Watched], over: bool) -> str:
+    begun = [run for run in watched if run.path.is_file()]
+    if not begun:
         return f"<!doctype html><title>waiting</title><p>The run has not begun yet.</p>{_SCRIPT}"
-    text = page(load_runs(list(folders)))
-    return text if over else text.replace("</body>", f"{_SCRIPT}</body>")
+    loaded = load_runs([run.folder for run in begun])
+    if over:
+        return page(loaded)
+    for run, now in zip(begun, loaded, strict=True):
+        if not run.over:  # that it has no result yet is no news
+            now.notes[:] = [f"going on: {run.sentence()}"]
+    return page(loaded).replace("</body>", f"{_SCRIPT}</body>")

@@ -46,11 +46,17 @@ function draw() {
 
   const units = { bytes: { tickformat: "~s", ticksuffix: "B" }, samples: { tickformat: "~s" }, step: { tickformat: ",d" } };
 
+  function decades(plot) {
+    const values = plot.lines.flatMap((line) => (Array.isArray(line.y) ? line.y : line.y[axis] || [])).filter((y) => y > 0);
+    return Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b)));
+  }
+
   function curve(plot) {
     const title = data.axes.find((a) => a.key === axis).label;
     const more = { xaxis: { title: { text: title }, rangemode: "tozero", ...units[axis] }, yaxis: plot.title === "Bytes sent" ? { ...units.bytes } : {} };
     const log = logged.has(plot.id);
-    if (log) more.yaxis.type = "log";
+    // With a format the labels are whole numbers: without one, 20 is written as 2.
+    if (log) Object.assign(more.yaxis, { type: "log", dtick: decades(plot) > 3 ? 1 : "D2", tickformat: "~s" });
     else if (plot.range) more.yaxis.range = plot.range;
     else if (plot.zero) more.yaxis.rangemode = "tozero";
     if (plot.reference !== undefined) {
@@ -114,6 +120,8 @@ function draw() {
     drawers["time-all"] = () => {
       const kept = data.accounts.filter((about) => shown[about.choice]);
       const kinds = data.kinds.map((name, k) => ({ name, values: kept.map((about) => about.mean[k]) }));
+      const lines = Math.max(1, ...kept.map((about) => wrapped(about.name).split("<br>").length));
+      document.getElementById("time-all").style.height = Math.min(60, Math.max(12, 7 + kept.length * Math.max(1.9, 1.1 * lines))) + "rem";
       bars("time-all", kept.map((about) => wrapped(about.name)), kinds, data.kindColours, data.accounts[0].clock + " per worker");
     };
   for (const about of data.classes) {

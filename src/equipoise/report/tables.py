@@ -9,6 +9,7 @@ from .runs import LoadedRun
 from .seeds import Group
 
 _COUNTS = ("steps", "samples", "rounds", "messages", "bytes")
+_WORDS = {"samples": "examples", "simulated_seconds": "simulated seconds"}  # of columns on a page
 
 
 def final_results(runs: list[LoadedRun]) -> list[list[str]]:
@@ -28,7 +29,7 @@ def _final(result: dict[str, Any]) -> dict[str, str]:
     for name in (*_COUNTS, "seconds", "simulated_seconds", "consensus"):
         value = result.get(name)
         if value is not None:
-            values[name.replace("_", " ")] = _number(value)
+            values[_WORDS.get(name, name)] = _number(value)
     return values
 
 
@@ -37,7 +38,7 @@ def worker_rows(result: dict[str, Any]) -> list[list[str]]:
     rows = [r for r in result.get("workers") or [] if isinstance(r, dict)]
     columns = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
     body = [[_number(row.get(c)) for c in columns] for row in rows]
-    return [[c.replace("_", " ") for c in columns], *body] if rows else []
+    return [[_WORDS.get(c, c).replace("_", " ") for c in columns], *body] if rows else []
 
 
 def recipes(groups: Sequence[LoadedRun | Group]) -> tuple[list[list[str]], list[list[str]]]:

@@ -24,13 +24,33 @@ from .retime import Variant, sentences
 SIMULATION_ERROR = 0.1  # of a simulated time against real workers; docs/clusters.md has the measurements
 SECONDS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
-_SEARCHED = ("cluster", "virtual", "budget", "out", "keep", "evaluate_every")  # settings of the search alone
+_SEARCHED = ("cluster", "virtual", "budget", "out", "keep", "checkpoint_every")  # settings of the search alone
+
+
+class Cost(NamedTuple):
+    """Of the choice on the cluster: the mean over seeds, and an interval of the seconds in which 80 % of new runs lie.
+
+    The time is that of training: starting the workers, evaluations and checkpoints come on top.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    bytes: float
+
+    @classmethod
+    def of(cls, results: list[dict[str, Any]]) -> Cost:
+        at = [result["reached"] or result for result in results]
+        seconds = [float(cost["simulated_seconds"]) for cost in at]
+        mean, sent = (sum(values) / len(at) for values in (seconds, [float(cost["bytes"]) for cost in at]))
+        return cls(mean, *interval(seconds, SIMULATION_ERROR), sent)
 
 
 class Answer(NamedTuple):
     """Sentences, and what stands in the files."""
 
     sentences: list[str]
+    cost: Cost
     rows: list[Row]
     table: tuple[list[str], list[list[str]]]
     finals: list[PlannedRun]
@@ -44,27 +64,23 @@ def answer(search: Search, finals: list[PlannedRun], variants: list[Variant], pr
     winner, rest = rows[0], rows[1:]
     found = [f"Run {winner.name}."]
     runs = [run.result for run in finals if run.combination.name == winner.name and run.state == "done"]
-    found.append(_costs(runs, search, price))
+    cost = Cost.of(runs)
+    found.append(_cost_in_words(cost, runs, search, price))
     if rest:
         found.append(_runner_up(winner, rest[0], search))
     found += sentences(variants, winner.name) if search.goal.minimise == "time" else []
     if not search.left():
         found.append("The minutes were over before the search had ended: more of them may find a better choice.")
-    return Answer(found, rows, cells(rows, search.criterion), finals, variants)
+    return Answer(found, cost, rows, cells(rows, search.criterion), finals, variants)
 
 
-def _costs(results: list[dict[str, Any]], search: Search, price: float | None) -> str:
-    """Time, bytes and money with an interval in which 80 % of new runs lie."""
-    at = [result["reached"] or result for result in results]
-    seconds = [float(cost["simulated_seconds"]) for cost in at]
-    low, high = interval(seconds, SIMULATION_ERROR)
-    mean = sum(seconds) / len(seconds)
+def _cost_in_words(cost: Cost, results: list[dict[str, Any]], search: Search, price: float | None) -> str:
     target = f"{search.goal.until} in" if search.goal.until is not None else "A run of"
-    text = f"{target} {in_units(mean, SECONDS)} ({in_units(low, SECONDS)} to {in_units(high, SECONDS)})"
-    text += f", {in_units(sum(float(cost['bytes']) for cost in at) / len(at), BYTES)} sent by all workers"
+    low, mean, high = (in_units(seconds, SECONDS) for seconds in (cost.low, cost.seconds, cost.high))
+    text = f"{target} {mean} ({low} to {high}), {in_units(cost.bytes, BYTES)} sent by all workers"
     if price is not None:
         hours = search.cluster.size / 3600 * price
-        text += f", {mean * hours:.2g} in money ({low * hours:.2g} to {high * hours:.2g})"
+        text += f", {cost.seconds * hours:.2g} in money ({cost.low * hours:.2g} to {cost.high * hours:.2g})"
     if search.goal.until is None:
         values = [result["models"]["mean"] for result in results]
         name = search.goal.metric if search.goal.metric in values[0] else "loss"
@@ -115,6 +131,9 @@ def write(found: Answer, search: Search) -> list[Path]:
     content = {
         "goal": search.goal.name,
         "answer": found.sentences,
+        "seconds": found.cost.seconds,
+        "interval": [found.cost.low, found.cost.high],
+        "bytes": found.cost.bytes,
         "finals": [{"choice": row.name, **row.time._asdict(), "reached": row.reached} for row in found.rows],
         "other_clusters": [variant._asdict() for variant in found.variants],
         "rungs": [

@@ -58,8 +58,7 @@ class Goal(NamedTuple):
 
     def score(self, result: dict[str, Any], folder: Path) -> tuple[float, float]:
         """Smaller is better: (0, the cost of the target), or (1, how bad the model is within the limits)."""
-        # Before the first round no worker has the model that was evaluated.
-        if self.until is not None and result.get("reached") is not None and result["reached"]["rounds"]:
+        if self.until is not None and result.get("reached") is not None:
             return 0.0, float(result["reached"]["simulated_seconds" if self.minimise == "time" else "bytes"])
         name, value = metric_of(result, self.metric)
         if result["bytes"] > self.bytes:

@@ -4,8 +4,8 @@
    same short simulated time. The better half runs for twice the time, and so on, until the best one reaches the target,
    or the limit of the goal (Jamieson & Talwalkar 2016). The best one of every sync survives the first rung: methods
    with rare rounds begin slowly.
-2. Neighbours of the best three, then of the best one, until none is better. A run ends when it has taken as long as the
-   best one so far, since it cannot win any more.
+2. Neighbours of the best three, then of the best one, until none is better; then with smaller steps of the learning
+   rate. A run ends when it has taken as long as the best one so far, since it cannot win any more.
 3. The best three run with several seeds.
 
 The search ends early when its minutes are over; the last third of them belongs to the seeds.
@@ -14,6 +14,7 @@ The search ends early when its minutes are over; the last third of them belongs 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -29,13 +30,14 @@ from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..simulate.cluster import Cluster
 from .goal import Goal
-from .space import Candidate, neighbours, pilots, starts, usable
+from .space import LR_STEP, Candidate, neighbours, pilots, starts, usable
 
 FINALISTS = 3
 _FIRST_EPOCHS, _FIRST_STEPS = 3.0, 64  # of all workers without waiting, the first rung
 _MOST_EPOCHS = 100.0
 _SLACK = 2.0  # finals may take so much longer than the best run of the search
 _FOR_SEARCH = 0.67  # of the minutes
+_NEVER = 10**9  # steps
 
 
 class Trial(NamedTuple):
@@ -77,6 +79,7 @@ class Search:
         out: Path,
         *,
         examples: int,
+        parameters: int,
         minutes: float,
         jobs: int | None = None,
         quiet: bool = False,
@@ -87,6 +90,7 @@ class Search:
         self.rungs: list[Rung] = []
         self.best: dict[str, Trial] = {}  # by candidate: its last trial
         self.epoch = examples / sum(cluster.rates)  # seconds, without waiting or communication
+        self.model_bytes = 4 * parameters
         self.began, self.minutes = clock(), minutes
 
     def left(self, share: float = 1.0) -> bool:
@@ -120,17 +124,17 @@ class Search:
             candidates, first, seconds = survivors, False, min(longest, 2 * seconds)
 
     def walk(self) -> None:
-        """To better neighbours, as long as there are some."""
-        centres = [trial.candidate for trial in self.ranking()[:FINALISTS]]
-        while centres and self.left(_FOR_SEARCH):
+        """To better neighbours, as long as there are some; where there are none, with half the step of the rate."""
+        centres, notches = [trial.candidate for trial in self.ranking()[:FINALISTS]], LR_STEP
+        while notches and self.left(_FOR_SEARCH):
             before = self.ranking()[0]
-            near = [c for centre in centres for c in neighbours(centre, self.recipe, self.cluster)]
+            near = [c for centre in centres for c in neighbours(centre, self.recipe, self.cluster, notches)]
             new = {c.name: c for c in near if c.name not in self.best}
-            if not new:
-                return
-            self.compare(usable(new.values(), self.recipe), self.bound(), f"neighbours of {before.candidate.name}")
+            if new:
+                self.compare(usable(new.values(), self.recipe), self.bound(), f"neighbours of {before.candidate.name}")
             best = self.ranking()[0]
-            centres = [best.candidate] if best.score < before.score else []
+            centres = [best.candidate]
+            notches = notches if best.score < before.score else notches // 2
 
     def bound(self) -> float:
         """Simulated seconds after which a run has lost."""
@@ -188,7 +192,8 @@ class Search:
         self, candidate: Candidate, seconds: float, seed: int, part: str, more: dict[str, Any] | None = None
     ) -> PlannedRun:
         base = self.recipe.settings.get("seed", 0)
-        table = {"budget": f"{seconds:.6g}s", "seed": base + seed, **(more or {})}
+        # A run that is stopped writes a checkpoint anyway; a short one needs no other.
+        table = {"budget": f"{seconds:.6g}s", "seed": base + seed, "checkpoint_every": _NEVER, **(more or {})}
         recipe = self.recipe.merged(candidate.table).merged(table)
         one = Combination(candidate.name, recipe)
         folder = self.out / "runs" / one.slug / f"{part}-seed-{base + seed}"
@@ -200,6 +205,16 @@ class Search:
             code = run_all(runs, self.jobs or default_jobs(runs), display.update, display.finished, over=over)
         if code:
             raise Stopped(code)
+        for run in [run for run in runs if run.state == "done"]:
+            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)  # as large as the models of all workers
+            reached = run.result.get("reached")
+            if reached is not None and not reached["rounds"]:
+                self.add_a_round(reached)
+
+    def add_a_round(self, reached: dict[str, Any]) -> None:
+        """Before the first round no worker has the mean that reached the target: they pay for one."""
+        reached["simulated_seconds"] += self.cluster.mean(self.model_bytes)
+        reached["bytes"] += 2 * (self.cluster.size - 1) * self.model_bytes
 
     @property
     def criterion(self) -> Criterion:

@@ -7,12 +7,16 @@ import shlex
 import sys
 from pathlib import Path
 
+from torch import nn
+
 from ..compare.page import bars_of
 from ..compare.plan import locked
 from ..config.build import objects
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..core.terminal import say
 from ..core.torchrun import under_torchrun
+from ..loop.from_recipe import seeded
 from ..simulate.cluster import Cluster
 from .answer import answer, write
 from .goal import Goal
@@ -43,8 +47,10 @@ def plan(
         kept = out / "cluster.toml"
         cluster.save(kept)
         fixed = recipe.merged({"cluster": str(kept), "virtual": True, "workers": cluster.size})
-        examples = len(objects(fixed)["data"].load().train.y)
-        search = Search(fixed, cluster, goal, out, examples=examples, minutes=minutes, jobs=jobs, quiet=quiet)
+        methods = objects(fixed)
+        loaded = methods["data"].load()
+        size = {"examples": len(loaded.train.y), "parameters": _parameters(seeded(methods["model"], loaded, 0)())}
+        search = Search(fixed, cluster, goal, out, **size, minutes=minutes, jobs=jobs, quiet=quiet)
         try:
             search.candidates()
             finals = search.finals(seeds)
@@ -55,7 +61,8 @@ def plan(
             raise UserError(_nothing(search))
         found = answer(search, finals, variants, price)
         print(f"Goal: {goal.name}; {len(search.best)} candidates, {len(finals)} final runs.\n", file=sys.stderr)
-        print("\n".join(found.sentences) + "\n", flush=True)
+        for sentence in found.sentences:
+            say(sentence)
         paths = write(found, search)
         from ..report.page import write_page
 
@@ -76,8 +83,12 @@ def plan(
             times=bars_of(found.rows, search.criterion),
             command=command,
         )
-        print(f"to run it on your machines: {command}, or under torchrun on each host")
+        say(f"\nto run it on your machines, or under torchrun on each host:\n  {command}")
     return 0, paths
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _nothing(search: Search) -> str:

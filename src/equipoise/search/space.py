@@ -5,6 +5,7 @@ A choice that the user made is kept: `--sync diloco` searches periods, wires and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,8 @@ from ..core.errors import UserError
 from ..simulate.cluster import Cluster
 
 _UNEQUAL = 1.1  # rates that differ by less count as equal
-_LR_STEP = 3.0
+LR_STEP = 4  # notches: a factor of 3.2
+_NOTCHES = (1.0, 1.3, 1.8, 2.4, 3.2, 4.2, 5.6, 7.5)  # learning rates, in every decade
 _LONGEST_PERIOD = 256
 _LABELS = {"proportional": "batches by speed", "norm-test": "norm test"}
 _WIRES = ("float32", "int8", "int4", "top-k", "power-sgd")
@@ -72,12 +74,15 @@ def pilots(recipe: Recipe, cluster: Cluster) -> list[Candidate]:
     if "lr" in recipe.settings:
         return []
     first = min(starts(recipe, cluster), key=lambda candidate: candidate.sync != "periodic-average")
-    return [first.but(lr=lr) for lr in rates(first.table["lr"], 0, -1, 1, 2)]
+    lr = first.table["lr"]
+    return [first.but(lr=rate) for rate in (lr, *rates(lr, -LR_STEP, LR_STEP, 2 * LR_STEP))]
 
 
-def rates(lr: float, *powers: int) -> list[float]:
-    """Learning rates around this one, with three digits."""
-    return [float(f"{lr * _LR_STEP**power:.3g}") for power in powers]
+def rates(lr: float, *notches: int) -> list[float]:
+    """Learning rates so many notches from the one nearest to this: two walks that meet have tried the same ones."""
+    nearest = round(len(_NOTCHES) * math.log10(lr))
+    places = [divmod(nearest + notch, len(_NOTCHES)) for notch in notches]
+    return [float(f"{_NOTCHES[place]}e{decade}") for decade, place in places]
 
 
 def starts(recipe: Recipe, cluster: Cluster, lr: float | None = None) -> list[Candidate]:
@@ -111,11 +116,13 @@ def by_speed(recipe: Recipe, cluster: Cluster) -> dict[str, Any]:
     return {"partition": {"name": "iid", "speeds": speeds}, "batch": {"name": "proportional"}}
 
 
-def neighbours(candidate: Candidate, recipe: Recipe, cluster: Cluster) -> Iterator[Candidate]:
+def neighbours(
+    candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP
+) -> Iterator[Candidate]:
     """One choice changed: learning rate, period, wire, batch or order. What the user chose stays."""
     table, fixed = candidate.table, {*recipe.choices, *recipe.settings}
     if "lr" not in fixed:
-        yield from (candidate.but(lr=lr) for lr in rates(table["lr"], 1, -1))
+        yield from (candidate.but(lr=lr) for lr in rates(table["lr"], notches, -notches))
     steps = table["period"].get("steps", 1)
     if "period" not in fixed and 1 < steps <= _LONGEST_PERIOD:
         yield candidate.but(period={"name": "every", "steps": 2 * steps})

@@ -22,10 +22,12 @@ SIGNALS: dict[str, type[Signal]] = {
 }
 
 
-def signal_of(name: str, group: int) -> Signal:
-    """The signal that an order's options name."""
+def signal_of(name: str, group: int, short: bool = False) -> Signal:
+    """The signal that an order's options name; `short`: its vectors will be kept."""
     if name == "count-sketch":
         return Projection(kind="count")
+    if name == "last-layer":
+        return LastLayer(sketched=short)
     return GroupGradient(group) if name == "batch" else SIGNALS[name]()
 
 

@@ -22,12 +22,13 @@ from .rows import Rows
 class LastLayer(Signal):
     """The gradient of the last linear layer alone: exact for it, blind to the other layers, and nearly free.
 
-    A layer that is applied to every token is sketched (`Projection`), because its exact products would not be free.
+    A layer that is applied to every token is sketched (`Projection`), because its exact products would not be free; so
+    is any one that is `sketched`, for vectors that are kept.
     """
 
-    width: int = option(
-        16, help="numbers that each factor is projected to, where the layer is applied to every token", least=1
-    )
+    width: int = option(16, help="numbers that each factor is projected to, where the layer is sketched", least=1)
+
+    sketched: bool = option(False, help="a sketch of the layer in any case")
 
     def init_state(self) -> None:
         self.last: nn.Module | None = None
@@ -55,7 +56,7 @@ class LastLayer(Signal):
         passes, self.passes = self.passes, []
         count = sum(len(factors.a) for factors in passes)
         factors = passes[0] if len(passes) == 1 else _stacked(passes)
-        if factors.a.shape[1] > 1:
+        if self.sketched or factors.a.shape[1] > 1:
             return Rows(self.sketch(0, factors) * count, [1] * count)
         costs = strategy_costs(*factors.shape)
         if self.context.size == 1 and costs["materialized"] < costs["ghost"]:  # with more workers, factors are shorter

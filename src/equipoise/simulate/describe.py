@@ -11,7 +11,8 @@ from .units import bits, seconds
 
 def describe(cluster: Cluster) -> list[tuple[str, str]]:
     """Names and values: each group of equal workers, each kind of link, and what they mean for a run."""
-    rows = [("workers", f"{cluster.size}, {len(set(cluster.rates))} different speeds")]
+    speeds = len(set(cluster.rates))
+    rows = [("workers", f"{cluster.size}, {f'{speeds} different speeds' if speeds > 1 else 'equally fast'}")]
     workers = [(cluster.rates[w], cluster.sites[w], cluster.disturbances(w)) for w in range(cluster.size)]
     first = 0
     for (rate, site, about), group in itertools.groupby(workers):

@@ -11,6 +11,7 @@ from ..comm.fused_reduction import fused_cost, metadata_only, sum_in_order
 from ..comm.ledger import mean_cost
 from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.context import Context
+from ..core.shards import local
 from ..core.vector import ModelSize
 from ..wire.channel import SumChannel, sum_cost
 from .base import Sync
@@ -128,7 +129,7 @@ class Averaging:
             }
             self.names = sorted(set().union(*context.comm.gather_objects(own)))
         pairs = [(p, state.get(name)) for name in self.names for p, state in states]
-        return [torch.zeros_like(p) if moment is None else moment for p, moment in pairs]
+        return [torch.zeros_like(local(p)) if moment is None else local(moment) for p, moment in pairs]
 
 
 @dataclass

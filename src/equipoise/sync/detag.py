@@ -139,7 +139,7 @@ class DeTAG(Gossip):
     @property
     def tracker_gap(self) -> float:
         """||mean(y) - mean(gradients)||: rounding error only."""
-        return float(self.context.comm.mean(self.scheme.imbalance().clone()).norm())
+        return self.context.island.norm(self.context.comm.mean(self.scheme.imbalance().clone()))
 
     @property
     def phase(self) -> int:

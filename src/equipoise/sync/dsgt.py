@@ -82,4 +82,4 @@ class DSGT(Gossip):
     @property
     def tracker_gap(self) -> float:
         """||mean(y) - mean(g)||: rounding error only."""
-        return float(self.context.comm.mean(self.tracker - self.gradient_before).norm())
+        return self.context.island.norm(self.context.comm.mean(self.tracker - self.gradient_before))

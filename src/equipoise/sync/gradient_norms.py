@@ -59,12 +59,11 @@ class GradientNorms:
         foreseen = context.lockstep or not STEPS[self.source]
         if not context.clock.batch or (foreseen and not near):
             return
-        norms = layer_norms([p.grad for p in self.flat.parameters.values() if p.grad is not None])
+        gradients = self.flat.gradients()
+        norms = layer_norms([gradient for gradient in gradients if gradient is not None])
         if len(norms) < len(self.flat.slices):  # a layer that this batch did not reach
             reached = iter(norms)
-            norms = torch.stack(
-                [norms.new_zeros(()) if p.grad is None else next(reached) for p in self.flat.parameters.values()]
-            )
+            norms = torch.stack([norms.new_zeros(()) if each is None else next(reached) for each in gradients])
         if self.source == "train":
             self.unread.append(norms)
         else:
@@ -73,7 +72,7 @@ class GradientNorms:
     def at_round(self) -> torch.Tensor | None:
         """The norm of each layer's gradient; None for a worker without a finite measurement."""
         if self.source == "last" and self.pending is not None:
-            self._add(on_host(self.pending))
+            self._add(self.context.island.norms(self.pending))
             self.pending = None
         elif self.source == "fresh":
             self._add(*self._measure())
@@ -115,7 +114,7 @@ class GradientNorms:
     def _read(self) -> None:
         """Take in what the steps since the last round have measured; a device is waited for once."""
         unread, self.unread = self.unread, []
-        for norms in on_host(torch.stack(unread)) if unread else ():
+        for norms in self.context.island.norms(torch.stack(unread)) if unread else ():
             self._add(norms)
 
     def _add(self, *values: torch.Tensor) -> None:

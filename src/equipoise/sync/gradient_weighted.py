@@ -101,7 +101,7 @@ class GradientWeighted(Sync):
     def after_step(self, x: torch.Tensor) -> None:
         assert self.centre_model is not None
         norms = self.norms.at_round()
-        finite = bool(x.sum().isfinite())
+        finite = self.context.island.all(bool(x.sum().isfinite()))
         weights = self.own_weights.new_zeros(self.num_weights)
         logs = None
         if norms is not None and finite:

@@ -76,4 +76,4 @@ class KGT(Gossip):
     @property
     def correction_mean(self) -> float:
         """||mean(c)||: rounding error only."""
-        return float(self.context.comm.mean(self.correction.clone()).norm())
+        return self.context.island.norm(self.context.comm.mean(self.correction.clone()))

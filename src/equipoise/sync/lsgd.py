@@ -92,7 +92,8 @@ class LSGD(Sync):
 
     def after_step(self, x: torch.Tensor) -> None:
         clock, comm = self.context.clock, self.context.comm
-        usable = self.losses and math.isfinite(sum(self.losses)) and bool(x.sum().isfinite())
+        finite = self.context.island.all(bool(x.sum().isfinite()))
+        usable = self.losses and math.isfinite(sum(self.losses)) and finite
         loss = torch.tensor([sum(self.losses) / len(self.losses) if usable else math.inf], dtype=torch.float64)
         local = self._is_local(clock.rounds)
         losses = self._group_losses(loss) if local else dict(enumerate(comm.gather(loss).flatten().tolist()))

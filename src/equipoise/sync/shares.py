@@ -44,7 +44,7 @@ def weigh_gradient(context: Context, weights: str, g: torch.Tensor | None = None
         g.mul_(scale)
         return
     assert context.flat is not None
-    gradients = [p.grad for p in context.flat.parameters.values() if p.grad is not None]
+    gradients = [gradient for gradient in context.flat.gradients() if gradient is not None]
     if gradients:
         torch._foreach_mul_(gradients, scale)
 

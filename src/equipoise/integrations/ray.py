@@ -29,7 +29,7 @@ from ..loop.attach import attach
 from ..loop.sampler import Sampler
 from .worker_state import put_back_worker_state, worker_state
 
-require("ray.train.torch", "ray", "equipoise.frameworks.ray")
+require("ray.train.torch", "ray", "equipoise.integrations.ray")
 
 import ray.train  # noqa: E402
 import ray.train.torch  # noqa: E402

@@ -66,7 +66,7 @@ def attach(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UserError(
             "accelerator.prepare has wrapped the model in DistributedDataParallel, which averages gradients at every "
-            "backward pass, whatever the sync: use prepare of equipoise.frameworks.accelerate"
+            "backward pass, whatever the sync: use prepare of equipoise.integrations.accelerate"
         )
     inner = getattr(optimizer, "optimizer", optimizer)
     known = {"scaler": accelerator.scaler, "accumulate": accelerator.gradient_accumulation_steps}

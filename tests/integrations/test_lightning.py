@@ -25,7 +25,7 @@ L = pytest.importorskip("lightning", reason="lightning is not installed: pip ins
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
 
-from equipoise.frameworks.lightning import EquipoiseFabricStrategy, EquipoiseStrategy  # noqa: E402
+from equipoise.integrations.lightning import EquipoiseFabricStrategy, EquipoiseStrategy  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from equipoise.frameworks.trainer import EquipoiseCallback
+from equipoise.integrations.huggingface import EquipoiseCallback
 
 WORDS, LENGTH, EXAMPLES = 16, 6, 22
 _TOKENS = torch.randint(0, WORDS, (EXAMPLES, LENGTH), generator=torch.Generator().manual_seed(0))

@@ -23,10 +23,10 @@ from transformers import TrainerCallback  # noqa: E402
 
 import equipoise as eq  # noqa: E402
 from equipoise.core.errors import CheckpointError, UserError  # noqa: E402
-from equipoise.frameworks.trainer import EquipoiseCallback  # noqa: E402
+from equipoise.integrations.huggingface import EquipoiseCallback  # noqa: E402
 
 from ..launch.test_torchrun import under_torchrun  # noqa: E402
-from . import trainer_runs as runs  # noqa: E402
+from . import huggingface_runs as runs  # noqa: E402
 from .quiet import quiet  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of other packages

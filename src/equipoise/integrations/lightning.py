@@ -18,7 +18,7 @@ from ..loop.sampler import Sampler
 from .lightning_data import sampled
 from .worker_state import put_back_worker_state, refuse_unknown, worker_state
 
-require("lightning", "lightning", "equipoise.frameworks.lightning")
+require("lightning", "lightning", "equipoise.integrations.lightning")
 
 from lightning.fabric.strategies import DDPStrategy as FabricDDP  # noqa: E402
 from lightning.fabric.strategies.strategy import _BackwardSyncControl  # noqa: E402
@@ -170,7 +170,7 @@ class EquipoiseStrategy(DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._watch.close()
         if self._sampler is not None:
-            if self._stepped and self._sampler.order.watches and self.lightning_module.automatic_optimization:
+            if self._stepped and self._sampler.order.learning and self.lightning_module.automatic_optimization:
                 # Lightning does so after the forward pass: the order takes what is there before it for accumulated.
                 self.optimizers[0].zero_grad()
             self._stepped = False

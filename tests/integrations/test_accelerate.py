@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import equipoise as eq
 from equipoise.core.errors import UserError
-from equipoise.frameworks.accelerate import attach, prepare
+from equipoise.integrations.accelerate import attach, prepare
 from equipoise.observe.events import read_events
 
 from ..launch.test_torchrun import under_torchrun

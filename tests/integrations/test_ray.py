@@ -56,7 +56,7 @@ def loop(config: dict[str, Any], prepare: Any, resume: Any, report: Report) -> d
 
 
 def on_ray(config: dict[str, Any]) -> None:
-    from equipoise.frameworks.ray import prepare_data_loader, report, resume
+    from equipoise.integrations.ray import prepare_data_loader, report, resume
 
     loop(config, prepare_data_loader, resume, report)
 

@@ -1,0 +1,171 @@
+"""Builds the next epoch's order when an epoch has ended, from sketches of its gradients that were kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.context import Context
+from ..core.errors import UserError
+from ..signal.base import GradientView
+from ..signal.rows import Rows
+from .builder import Builder
+from .prefix_norm import warn_of_dimension
+from .sign_rules import SIGN_RULES
+from .sign_terms import ChooseSign
+from .sweeps import Balanced, Kept, balance_kept
+
+_MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
+
+
+class KeptEpoch(Builder):
+    """Keeps one short vector per unit in an epoch that is learned from, and balances them `sweeps` times at its end.
+
+    A step only computes sketches: no sign, no message. Where workers coordinate (`together`), each sends its sketches
+    to rank 0 once in such an epoch and receives its next order.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        signature: tuple[float, ...],
+        group: int,
+        every: int,
+        sign: str,
+        sweeps: int,
+        together: bool,
+    ):
+        super().__init__(context, group, every)
+        self.signature, self.rule, self.sweeps = signature, SIGN_RULES[sign], sweeps
+        self.together = together and context.size > 1
+        self.relative, self.dimension, self.warned = math.nan, math.nan, False
+        self.rows: torch.Tensor | None = None  # one per unit
+        self.begin()
+
+    def begin(self) -> None:
+        count = len(self.units.members)
+        self.step = 0
+        self.arrived = np.zeros(count, dtype=np.int64)  # examples of each unit that have been visited
+        self.steps = np.zeros(count, dtype=np.int64)  # the step in which its last one was
+        if self.rows is not None and self.units.group > 1:
+            self.rows.zero_()
+
+    @torch.no_grad()
+    def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
+        self.step += 1
+        if view is None or not len(positions):
+            return
+        rows = view.rows if isinstance(view, Rows) else self._materialized(view)
+        if self.rows is None:
+            self.rows = self._allocated(rows)
+        units = self.units.of[positions]
+        if self.units.group == 1 and len(rows) == len(positions):
+            self.rows[torch.from_numpy(units).to(rows.device)] = rows
+        else:
+            self._add_groups(units, rows, view.sizes)
+        np.add.at(self.arrived, units, 1)
+        self.steps[units] = self.step
+
+    def _add_groups(self, units: np.ndarray, rows: torch.Tensor, sizes: list[int]) -> None:
+        """A row is the mean over consecutive examples; a unit's vector is the mean over its members."""
+        assert self.rows is not None
+        of_row = np.repeat(np.arange(len(sizes)), sizes)
+        weights = torch.as_tensor(1 / np.array([len(self.units.members[unit]) for unit in units]), dtype=rows.dtype)
+        terms = rows[torch.from_numpy(of_row)] * weights.to(rows.device)[:, None]
+        self.rows.index_add_(0, torch.from_numpy(units).to(rows.device), terms)
+
+    def _allocated(self, rows: torch.Tensor) -> torch.Tensor:
+        numbers = len(self.units.members) * rows.shape[1] * (self.context.size if self.together else 1)
+        if numbers > _MOST:
+            raise UserError(
+                f"sweeps would keep {numbers:,} numbers, {rows.shape[1]:,} for each unit: use --order.sweeps 1, or a "
+                "shorter signal (--order.signal projection)"
+            )
+        return rows.new_zeros(len(self.units.members), rows.shape[1])
+
+    @staticmethod
+    def _materialized(view: GradientView) -> torch.Tensor:
+        return view.vectors(torch.eye(view.items, dtype=view.zeros().dtype, device=view.zeros().device))
+
+    def finish(self) -> None:
+        full = [unit for unit in self.units.sequence if self.arrived[unit] == self.units.group]  # none that is short
+        kept = Kept(torch.zeros(0, 0), np.zeros(0, dtype=np.int64))
+        if self.rows is not None:
+            kept = Kept(self.rows.detach().cpu()[torch.tensor(full, dtype=torch.int64)], self.steps[full])
+        balanced = self._balance_together(kept) if self.together else self._balance([kept])
+        self.relative, self.dimension = balanced.herding, balanced.dimension
+        self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
+        order = [full[index] for index in balanced.orders[0]]
+        half = len(order) // 2
+        self.units.front, self.units.back = order[:half], order[half:][::-1]
+
+    def _balance(self, workers: list[Kept]) -> Balanced:
+        used = [kept for kept in workers if len(kept.steps)]
+        if not used:
+            return Balanced([kept.steps for kept in workers], math.nan, math.nan)
+        balanced = balance_kept(used, self.signature, self.sweeps, self._rule)
+        orders = iter(balanced.orders)
+        return balanced._replace(orders=[next(orders) if len(kept.steps) else kept.steps for kept in workers])
+
+    def _rule(self, sweep: int) -> ChooseSign:
+        terms = float(len(self.units.members) // len(self.signature))
+        memory: dict[str, float] = {"epochs": float(self.number + 1 + sweep), "terms": terms}
+
+        def draw() -> float:
+            memory["draws"] = memory.get("draws", 0.0) + 1
+            seed = [self.context.worker.seed, 7, self.number, sweep, int(memory["draws"])]
+            return float(np.random.default_rng(seed).random())
+
+        return lambda product, square: self.rule(product, square, memory, draw)
+
+    def _balance_together(self, kept: Kept) -> Balanced:
+        """Rank 0 balances the sketches of all workers: the result for this one."""
+        comm = self.context.comm
+        shapes = comm.gather_objects((*kept.rows.shape, kept.rows.dtype == torch.float64))
+        width = max(shape[1] for shape in shapes)
+        dtype = torch.float64 if any(double for _, _, double in shapes) else torch.float32
+        peers = [rank for rank in range(1, comm.size) if shapes[rank][0]]
+        numbers = torch.full((2,), math.nan, dtype=torch.float64)
+        if comm.rank == 0:
+            messages = {rank: torch.empty(shapes[rank][0], width + 1, dtype=dtype) for rank in peers}
+            comm.exchange({}, messages).wait()
+            empty = Kept(torch.zeros(0, width), np.zeros(0, dtype=np.int64))
+            others = {
+                rank: Kept(message[:, 1:], message[:, 0].numpy().astype(np.int64)) for rank, message in messages.items()
+            }
+            balanced = self._balance([kept, *(others.get(rank, empty) for rank in range(1, comm.size))])
+            comm.exchange({rank: torch.from_numpy(balanced.orders[rank].copy()) for rank in peers}, {}).wait()
+            order = balanced.orders[0]
+            numbers = torch.tensor([balanced.herding, balanced.dimension], dtype=torch.float64)
+        elif comm.rank in peers:
+            message = torch.cat([torch.from_numpy(kept.steps).to(kept.rows.dtype)[:, None], kept.rows], 1)
+            comm.exchange({0: message.contiguous()}, {}).wait()
+            received = torch.empty(len(kept.steps), dtype=torch.int64)
+            comm.exchange({}, {0: received}).wait()
+            order = received.numpy()
+        else:
+            order = kept.steps
+        herding, dimension = comm.broadcast(numbers).tolist()
+        return Balanced([order], herding, dimension)
+
+    def herding(self) -> float:
+        return self.relative
+
+    def own_state(self) -> dict[str, Any]:
+        return {
+            "rows": None if self.rows is None else self.rows.clone(),
+            "arrived": self.arrived.tolist(),
+            "steps": self.steps.tolist(),
+            "step": self.step,
+            "relative": self.relative,
+            "dimension": self.dimension,
+            "warned": self.warned,
+        }
+
+    def load_own(self, state: dict[str, Any]) -> None:
+        self.rows, self.step = state["rows"], state["step"]
+        self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
+        self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]

@@ -1,0 +1,127 @@
+"""Balancing an epoch several times over, from sketches of its gradients that were kept until it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..core.device import on_host
+from .prefix_norm import random_prefix
+from .sign_terms import PAIR, ChooseSign, TermSigns, sign_sequentially
+
+Indices = npt.NDArray[np.int64]
+
+_BLOCK = 32  # terms whose products are computed together
+_PATIENCE = 2  # sweeps without a better order, after which no more are made
+
+
+class Kept(NamedTuple):
+    """One worker's epoch."""
+
+    rows: torch.Tensor  # [units, numbers], in the order in which they were visited; on the host
+    steps: Indices  # in which they were visited
+
+
+class Balanced(NamedTuple):
+    orders: list[Indices]  # of every worker: of its units, as they were visited
+    herding: float  # the largest prefix of these orders, relative to a random one
+    dimension: float  # effective: 1 / mean squared cosine between different terms
+
+
+def balance_kept(
+    workers: list[Kept], signature: tuple[float, ...], sweeps: int, rule: Callable[[int], ChooseSign]
+) -> Balanced:
+    """Balance the sums over all workers up to `sweeps` times; the best of these orders.
+
+        sweep:  v = a pair's difference (`PAIR`) or a centred unit (`SINGLE`), in the order of steps, then of ranks,
+                s from the sign rule, S <- S + s v; then + to the front and - to the back, as after an epoch
+
+    On fixed vectors every sweep does what an epoch of balancing does: the excess of the largest prefix over its floor
+    halves. Every worker has visited something. rule: the sign rule of a sweep.
+    """
+    rows = torch.cat([kept.rows for kept in workers])
+    rows = rows - rows.mean(0)
+    starts = np.cumsum([0, *(len(kept.rows) for kept in workers)])
+    steps = np.concatenate([kept.steps for kept in workers])
+    by_step = np.argsort(steps, kind="stable")
+    begins = np.flatnonzero(np.diff(steps[by_step], prepend=-1))
+    terms, sequence = _in_sequence(workers, len(signature))
+    order = best = np.arange(len(rows))
+    smallest, since = _largest_prefix(rows, by_step, begins), 0
+    cosine = 0.0
+    for sweep in range(sweeps if len(sequence) else 0):
+        members = order[starts[terms[:, 0]][:, None] + len(signature) * terms[:, 1:] + np.arange(len(signature))]
+        signs = np.empty(len(members))
+        signs[sequence], found = _signs(rows, members[sequence], signature, rule(sweep))
+        cosine = cosine or found
+        order = np.concatenate(
+            [
+                _reordered(order[lo:hi], members[terms[:, 0] == w], np.outer(signs[terms[:, 0] == w], signature) > 0)
+                for w, (lo, hi) in enumerate(pairwise(starts))
+            ]
+        )
+        reached, since = _largest_prefix(rows, order[by_step], begins), since + 1
+        if reached < smallest:
+            smallest, best, since = reached, order, 0
+        if since == _PATIENCE:
+            break
+    dimension = 1 / cosine if cosine else math.nan
+    variance = float(rows.double().pow(2).sum()) / max(1, len(rows))
+    expected = random_prefix(float(len(rows)), variance, dimension)
+    orders = [best[lo:hi] - lo for lo, hi in pairwise(starts)]
+    return Balanced(orders, smallest / expected if expected else math.nan, dimension)
+
+
+def _in_sequence(workers: list[Kept], width: int) -> tuple[Indices, Indices]:
+    """(rank, number of the term) of all terms, and the sequence in which they get their signs.
+
+    By the step that completes a term, its place among its worker's terms of that step, and its rank.
+    """
+    terms, keys = [], []
+    for rank, kept in enumerate(workers):
+        completed = kept.steps[width - 1 :: width][: len(kept.steps) // width]
+        number = np.arange(len(completed))
+        first = np.searchsorted(completed, completed)  # of the same step
+        terms.append(np.stack([np.full(len(number), rank), number], 1))
+        keys.append(np.stack([completed, number - first, np.full(len(number), rank)], 1))
+    ranked = np.concatenate(keys)
+    return np.concatenate(terms), np.lexsort(ranked.T[::-1])
+
+
+def _signs(
+    rows: torch.Tensor, members: Indices, signature: tuple[float, ...], choose_sign: ChooseSign
+) -> tuple[npt.NDArray[np.float64], float]:
+    """The signs of these terms, one after the other, and the mean squared cosine between them."""
+    first = rows[torch.from_numpy(members[:, 0])]
+    v = first - rows[torch.from_numpy(members[:, 1])] if signature == PAIR else first
+    total, signs, cosines = rows.new_zeros(rows.shape[1]), [], []
+    for block in torch.split(v, _BLOCK):
+        signed = sign_sequentially(on_host(block @ total).numpy(), on_host(block @ block.T).numpy(), choose_sign)
+        total.addmv_(block.T, torch.as_tensor(signed.signs, dtype=total.dtype))
+        signs.append(signed.signs)
+        cosines.append(_cosine(signed))
+    known = [cosine for cosine in cosines if cosine > 0]
+    return np.concatenate(signs), sum(known) / len(known) if known else 0.0
+
+
+def _cosine(signed: TermSigns) -> float:
+    square = float(signed.squares.mean())
+    return signed.cross / square**2 if 0 < square < math.inf and math.isfinite(signed.cross) else 0.0
+
+
+def _reordered(order: Indices, members: Indices, plus: npt.NDArray[np.bool_]) -> Indices:
+    """Units with + to the front, those with - to the back, reversed; one without a term to the middle."""
+    rest = order[members.size :]
+    return np.concatenate([members[plus], rest, members[~plus][::-1]])
+
+
+def _largest_prefix(rows: torch.Tensor, order: Indices, begins: Indices) -> float:
+    """The largest norm of a prefix sum of the rows in this order, at the end of a step."""
+    of_steps = np.add.reduceat(rows.numpy()[order], begins)
+    return float(np.linalg.norm(of_steps.cumsum(0), axis=1).max())

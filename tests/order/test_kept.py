@@ -1,0 +1,172 @@
+"""Sketches that are kept until an epoch ends, and balanced several times."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.core.errors import UserError
+from equipoise.order import CDGraB, GraB, IDGraB, PairBalance
+from equipoise.order.sweeps import Kept, balance_kept
+from equipoise.signal import Rows
+
+from .drive import bound, largest_prefix, parallel_floor, sphere, visit
+
+
+def greedy(sweep: int) -> Any:
+    return lambda product, square: 1 if product <= 0 else -1
+
+
+@pytest.fixture
+def last_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last sweep is the result, not the best one."""
+    falling = itertools.count(-1, -1)
+    monkeypatch.setattr("equipoise.order.sweeps._largest_prefix", lambda rows, order, begins: float(next(falling)))
+
+
+@pytest.mark.usefixtures("last_sweep")
+@pytest.mark.parametrize("batch", [2, 4, 5])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_sweep_is_an_epoch_of_pair_balance(batch: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same signs in the same sequence over workers as the published algorithm, epoch after epoch."""
+    monkeypatch.setattr("equipoise.order.kept_epoch.balance_kept", lambda a, b, sweeps, d: balance_kept(a, b, 1, d))
+    blocks = [sphere(20, 5, seed=w) for w in range(workers)]
+
+    def loop(comm: Any) -> list[list[int]]:
+        orders = [bound(CDGraB(signal="exact", sweeps=sweeps), 20, comm) for sweeps in (2, 1)]
+        for order in orders:
+            for epoch in range(3):
+                visit(order, blocks[comm.rank], epoch, batch)
+        return [order.epoch(3).tolist() for order in orders]
+
+    for kept, streamed in eq.spawn(loop, workers, virtual=True):
+        assert kept == streamed
+
+
+@pytest.mark.usefixtures("last_sweep")
+def test_sweeps_are_epochs_on_fixed_vectors() -> None:
+    vectors = sphere(64, 6)
+    first = np.random.default_rng([0, 0, 1, 0]).permutation(64)
+    balanced = balance_kept([Kept(vectors[torch.from_numpy(first)], np.arange(64) // 2)], (1.0, -1.0), 4, greedy)
+    order = bound(PairBalance(signal="exact"), 64)
+    for epoch in range(4):
+        visit(order, vectors, epoch, 2)
+    assert first[balanced.orders[0]].tolist() == order.epoch(4).tolist()
+
+
+def test_one_epoch_reaches_the_floor_for_any_number_of_workers() -> None:
+    """d = 16: streamed balancing reaches 3.3 in ten epochs, a random order has about 20."""
+    vectors = sphere(1024, 16)
+    floors = [parallel_floor(lambda: CDGraB(every=1), vectors, w, 1, 16 // w) for w in (1, 4, 16)]
+    assert all(2.0 < value < 4.2 for value in floors), floors
+    alone = parallel_floor(lambda: IDGraB(every=1), vectors, 16, 1, 1)
+    assert alone > 2 * max(floors)
+
+
+def test_the_mean_of_kept_vectors_needs_no_estimate() -> None:
+    """Mean balance is spoilt by a constant in its first epoch, where it has no mean yet; kept vectors have one."""
+    vectors = sphere(512, 8)
+    orders = []
+    for shift in (0.0, 7.0):
+        order = bound(GraB(every=1), 512)
+        visit(order, vectors + shift, 0, 4)
+        orders.append(order.epoch(1))
+    np.testing.assert_array_equal(*orders)
+    assert largest_prefix(vectors[torch.from_numpy(orders[0])]) < 4
+
+
+def test_a_worse_order_is_not_taken() -> None:
+    """The visited order stays where no sweep improves it: two opposite vectors in turn cannot be ordered better."""
+    vectors = torch.tensor([[1.0], [-1.0]]).repeat(8, 1)
+    balanced = balance_kept([Kept(vectors, np.arange(16))], (1.0, -1.0), 5, greedy)
+    assert balanced.orders[0].tolist() == list(range(16))
+
+
+def test_units_without_a_vector_go_to_the_middle() -> None:
+    order, vectors = bound(PairBalance(every=1), 12), sphere(12, 3)
+    first = order.epoch(0)
+    for start in range(0, 12, 2):
+        part = first[start : start + 2]
+        missed = start == 4
+        order.observe(part[:0] if missed else part, None if missed else Rows(vectors[torch.from_numpy(part)], [1, 1]))
+    assert sorted(order.epoch(1)[5:7].tolist()) == sorted(first[4:6].tolist())
+    assert sorted(order.epoch(1).tolist()) == list(range(12))
+
+
+@pytest.mark.parametrize("signal", ["projection", "batch"])
+def test_a_group_has_the_mean_of_its_members(signal: str) -> None:
+    vectors, size = sphere(16, 4), 4
+    order = bound(PairBalance(signal=signal, group=size, every=1, sweeps=2), 16)
+    positions = order.epoch(0)
+    for part in positions.reshape(-1, size):
+        rows = vectors[torch.from_numpy(part)]
+        view = Rows(rows.mean(0, keepdim=True), [size]) if signal == "batch" else Rows(rows, [1] * size)
+        order.observe(part, view)
+    means = torch.stack([vectors[torch.from_numpy(members)].mean(0) for members in order.builder.units.members])
+    torch.testing.assert_close(order.builder.rows, means)
+
+
+def test_herding_is_relative_to_a_random_order() -> None:
+    """The value of the learned order, by the definition, over the expectation for a random one of these vectors."""
+    vectors = sphere(1024, 16)
+    order = bound(PairBalance(every=1), 1024)
+    visit(order, vectors, 0, 1)
+    reached = largest_prefix(vectors[torch.from_numpy(order.epoch(1))])
+    random = np.mean([largest_prefix(vectors[torch.randperm(1024)]) for _ in range(20)])
+    assert order.herding == pytest.approx(reached / random, rel=0.15)
+    assert order.builder.dimension == pytest.approx(16, rel=0.1)
+
+
+def test_each_worker_sends_its_sketches_once() -> None:
+    """n rows of k + 1 numbers to rank 0, n indices back, and two numbers to everybody."""
+    blocks = [sphere(8, 5, seed=w).float() for w in range(3)]
+
+    def loop(comm: Any) -> int:
+        order = bound(CDGraB(every=1), 8, comm)
+        visit(order, blocks[comm.rank], 0, 2)
+        assert comm.ledger.bytes == 0
+        order.epoch(1)
+        return comm.ledger.bytes
+
+    sent = eq.spawn(loop, 3, virtual=True)
+    assert sum(sent) == 2 * (8 * 6 * 4 + 8 * 8) + 2 * 2 * 8
+
+
+def test_more_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.order.kept_epoch._MOST", 100)
+    order = bound(PairBalance(), 40)
+    with pytest.raises(UserError, match="--order.sweeps 1"):
+        visit(order, sphere(40, 5), 0, 4)
+
+
+def test_options_that_need_signs_at_once_are_refused() -> None:
+    for make in (lambda: GraB(levels=2, sweeps=2), lambda: CDGraB(coordinate="stale", sweeps=2)):
+        with pytest.raises(UserError, match="sweeps = 1"):
+            make()
+    with pytest.raises(UserError, match="no vectors"):
+        PairBalance(signal="forward", sweeps=2)
+    assert bound(CDGraB(signal="projection", coordinate="shards"), 4).chosen_sweeps == 1
+
+
+def test_training_on_processes_gives_the_bits_of_virtual_workers() -> None:
+    x = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
+    data = (x, (x[:, 0] > 0).long())
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def run(virtual: bool) -> dict[str, Any]:
+        options: dict[str, Any] = {"workers": 3, "epochs": 3, "batch": 4, "deterministic": True, "virtual": virtual}
+        return eq.train(net, nn.CrossEntropyLoss(), data, order=CDGraB(every=1), **options).result
+
+    virtual, processes = run(True), run(False)
+    assert virtual["params_sha256"] == processes["params_sha256"]
+    assert virtual["bytes"] == processes["bytes"]
+    assert virtual["health"]["herding"] < 1.0
