@@ -234,6 +234,34 @@ def average(seconds: list[float | None]) -> float:
     return math.inf if None in seconds else statistics.mean(s for s in seconds if s is not None)
 
 
+_DETAG = {  # columns of each view
+    "shuffled": ("0 % shuffled", "25 % shuffled", "50 % shuffled", "100 % shuffled"),
+    "slack": ("slack 0.1", "slack 0.05", "slack 0.01", "16 workers", "momentum 0.9"),
+}
+
+
+def detag(measured: dict[str, Any], view: str) -> str:
+    """Final losses, mean and range of the seeds; bold where a method is ahead of the three rivals in every seed."""
+    settings = [name for name in _DETAG[view] if name in measured]
+    ends = {s: {row["method"]: [curve[-1] for curve in row["curves"]] for row in measured[s]} for s in settings}
+    methods = dict.fromkeys(row["method"] for s in settings for row in measured[s])
+    body = []
+    for method in methods:
+        sent = {row["method"]: row["sent"] for s in reversed(settings) for row in measured[s]}[method]
+        cells = [method, f"{sent:g}"]
+        for setting in settings:
+            losses = ends[setting].get(method)
+            if losses is None:
+                cells.append("")
+                continue
+            rivals = [ends[setting][name] for name in ("D-PSGD", "D2", "DSGT") if name != method]
+            ahead = all(own < min(others) for own, *others in zip(losses, *rivals, strict=True))
+            mean = f"{statistics.mean(losses):.3f}"
+            cells.append(f"{f'**{mean}**' if ahead else mean} ({min(losses):.3f} to {max(losses):.3f})")
+        body.append(cells)
+    return lines(["", "vectors per step", *settings], body)
+
+
 _FREE = ("D-RR", "flip-flop", "paired reversal")
 
 
@@ -298,6 +326,7 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_training": wire_training,
     "gossip": gossip,
     "plan_validation": plan_validation,
+    "detag": detag,
     "order_seconds": order_seconds,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
