@@ -54,8 +54,17 @@ def plan(
         fixed = recipe.merged({"cluster": str(kept), "virtual": True, "workers": cluster.size})
         methods = objects(fixed)
         loaded = methods["data"].load()
-        size = {"examples": len(loaded.train), "parameters": _parameters(seeded(methods["model"], loaded, 0)())}
-        search = Search(fixed, cluster, goal, out, **size, minutes=minutes, jobs=jobs, quiet=quiet)
+        search = Search(
+            fixed,
+            cluster,
+            goal,
+            out,
+            examples=len(loaded.train),
+            parameters=_parameters(seeded(methods["model"], loaded, 0)()),
+            minutes=minutes,
+            jobs=jobs,
+            quiet=quiet,
+        )
         try:
             search.candidates()
             finals = search.finals(seeds)
