@@ -20,11 +20,11 @@ from equipoise.sync.accelerated import FITTED, GossipPlan
 
 
 class LeNet:
-    """With strides in place of pooling and one hidden layer, for images of 3 x 16 x 16: 11,426 parameters."""
+    """With strides in place of pooling, for images of 3 x 16 x 16: 44,726 parameters."""
 
     side = 16
 
-    shapes = ((6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (32, 256), (32,), (10, 32), (10,))
+    shapes = ((6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 256), (120,), (84, 120), (84,), (10, 84), (10,))
 
     @staticmethod
     def module(seed: int) -> nn.Module:
@@ -35,9 +35,11 @@ class LeNet:
             nn.Conv2d(6, 16, 5, 2, 2),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(256, 32),
+            nn.Linear(256, 120),
             nn.ReLU(),
-            nn.Linear(32, 10),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
         )
 
     @staticmethod
@@ -50,7 +52,7 @@ class LeNet:
         """[rates, workers, parameters] and [workers, batch, 64, 75] to [rates, workers, batch, 10]."""
         (rates, workers, _), batch = x.shape, patches.shape[1]
         parts = x.split([math.prod(s) for s in cls.shapes], -1)
-        w1, b1, w2, b2, f1, c1, f2, c2 = (p.unflatten(-1, s) for p, s in zip(parts, cls.shapes, strict=True))
+        w1, b1, w2, b2, f1, c1, f2, c2, f3, c3 = (p.unflatten(-1, s) for p, s in zip(parts, cls.shapes, strict=True))
         first = w1.reshape(rates, workers, 6, 75).permute(1, 3, 0, 2).reshape(workers, 75, rates * 6)
         h = torch.bmm(patches.reshape(workers, batch * 64, 75), first).reshape(workers, batch, 8, 8, rates, 6)
         h = relu(h + b1.permute(1, 0, 2)[:, None, None, None]).permute(1, 4, 0, 5, 2, 3)
@@ -58,11 +60,12 @@ class LeNet:
         h = conv2d(h.reshape(batch, models * 6, 8, 8), w2.reshape(-1, 6, 5, 5), b2.reshape(-1), 2, 2, groups=models)
         h = relu(h).reshape(batch, rates, workers, 256).permute(1, 2, 0, 3)
         h = relu(h @ f1.transpose(-1, -2) + c1.unsqueeze(-2))
-        return h @ f2.transpose(-1, -2) + c2.unsqueeze(-2)
+        h = relu(h @ f2.transpose(-1, -2) + c2.unsqueeze(-2))
+        return h @ f3.transpose(-1, -2) + c3.unsqueeze(-2)
 
 
 class Perceptron:
-    """One hidden layer, for images of 3 x 8 x 8: 6,506 parameters; a fifth of the time of the other one."""
+    """One hidden layer, for images of 3 x 8 x 8: 6,506 parameters; a tenth of the time of the other one."""
 
     side = 8
     shapes = ((32, 192), (32,), (10, 32), (10,))
