@@ -74,7 +74,7 @@ class Choice(NamedTuple):
 CHOICES = [
     Choice("all-reduce (baseline)", {"sync": "all-reduce"}),
     Choice("CD-GraB, all-reduce", {"order": SKETCHED}),
-    Choice("DeTAG on a ring, overlapped", {"sync": {"name": "detag", "overlap": True}}),
+    Choice("DeTAG on a ring", {"sync": "detag"}),
     Choice("submodular blocks, all-reduce", EVEN),
     Choice("norm test, all-reduce", GROWING),
     Choice("Local SGD", AVERAGE, local=True),

@@ -1,220 +1,215 @@
-"""DeTAG's experiments at a small scale: LeNet on CIFAR-10, ring, data sorted by label and X % shuffled, slack graphs.
+"""DeTAG's experiments at a small scale: CIFAR-10 on a ring, sorted by label and X % shuffled; slack and larger rings.
 
-    python detag_cifar10.py --data-dir DIR                        # minutes on 2 cores
-    python detag_cifar10.py --data-dir DIR --workers 16 --kappas 1
-    python detag_cifar10.py --data-dir DIR --examples 50000 --epochs 60 --batch 32    # the full scale
+    python detag_cifar10.py --data-dir DIR --check        # the simulator against the library, a minute
+    python detag_cifar10.py --data-dir DIR --part 0/2     # a half of the grid, a quarter of an hour of one core
+    python detag_cifar10.py --data-dir DIR --model mlp    # all of it with a perceptron, five minutes
+    python detag_cifar10.py --table FILE --draw PICTURE   # what the parts have written, as docs/measured/detag.json
 
-Every method uses the best learning rate of a grid, by the final training loss of the mean model. Curves are drawn
-against steps, rounds and bytes; the table shows where DeTAG wins and where it does not.
+A LeNet with strides on images averaged to 16 x 16, or a perceptron on 8 x 8. Every method takes the best of six
+learning rates, by the mean model's training loss at the end with seed 0, and two more seeds at that rate. All take the
+same number of examples; the table also has the vectors that a worker sends to each neighbour per step. See
+`gossip_simulator.py` for how it runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import multiprocessing
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import gossip_simulator as sim
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import avg_pool2d
 
 import equipoise as eq
-from equipoise.core.errors import NonFinite
 from equipoise.data import CIFAR10
-from equipoise.models import LeNet
-from equipoise.observe.events import read_events
 
-SYNCS = {
-    "all-reduce": lambda graph: eq.sync.AllReduce(),
-    "D-PSGD": lambda graph: eq.sync.DPSGD(graph),
-    "D2": lambda graph: eq.sync.D2(graph),
-    "DSGT": lambda graph: eq.sync.DSGT(graph),
-    "DeTAG": lambda graph: eq.sync.DeTAG(graph),
+SETTINGS = {  # by name: workers, part shuffled, slack, momentum
+    "0 % shuffled": (8, 0.0, 1.0, 0.0),
+    "slack 0.1": (8, 0.0, 0.1, 0.0),
+    "25 % shuffled": (8, 0.25, 1.0, 0.0),
+    "slack 0.01": (8, 0.0, 0.01, 0.0),
+    "slack 0.05": (8, 0.0, 0.05, 0.0),
+    "100 % shuffled": (8, 1.0, 1.0, 0.0),
+    "16 workers": (16, 0.0, 1.0, 0.0),
+    "50 % shuffled": (8, 0.5, 1.0, 0.0),
+    "momentum 0.9": (8, 0.0, 1.0, 0.9),
 }
-STEPS = {"DeTAG": (0.05, 0.1, 0.2, 0.4)}  # its gradient is the mean over a phase, so its best step is larger
-DEFAULT_STEPS = (0.02, 0.05, 0.1, 0.2)
+RIVALS = ("D-PSGD", "D2", "DSGT")
+EVERYWHERE = ("DeTAG", *RIVALS)
+OTHERS = {"0 % shuffled", "100 % shuffled"}  # where the other variants and the all-reduce run too
+RATES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+SEEDS = (0, 1, 2)
 
 
-def one(job: tuple[str, float, float, float, argparse.Namespace]) -> dict[str, Any]:
-    """One run; the curve of the mean model's training loss."""
-    name, lr, shuffled, kappa, args = job
-    torch.set_num_threads(1)
-    data = load(args)
-    graph = eq.topology.Ring(slack=kappa)
-    with tempfile.TemporaryDirectory() as folder:
-        run = None
-        with contextlib.suppress(NonFinite):
-            run = eq.train(
-                lambda: build(data),
-                nn.CrossEntropyLoss(),
-                data.train,
-                test=(data.train.x[:: args.stride], data.train.y[:: args.stride]),
-                optimizer=lambda p: torch.optim.SGD(p, lr=lr),
-                workers=args.workers,
-                epochs=args.epochs,
+def load(folder: str, examples: int, network: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    train = CIFAR10(dir=folder, limit=examples, test_limit=10).load().train
+    return avg_pool2d(train.x, 32 // network.side), train.y
+
+
+def blocks_of(labels: torch.Tensor, workers: int, shuffled: float, seed: int) -> list[np.ndarray]:
+    """As the partition `sorted` makes them, in equal number."""
+    ranked = np.argsort(labels.numpy(), kind="stable")
+    count = round(shuffled * len(labels))
+    ranked[:count] = np.random.default_rng([seed, 0]).permutation(ranked[:count])
+    return [block[: len(labels) // workers] for block in np.array_split(ranked, workers)]
+
+
+def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argparse.Namespace) -> None:
+    """All methods in one setting, a file each: the curves at the best rate, and the final losses of all rates."""
+    workers, shuffled, slack, momentum = SETTINGS[name]
+    graph = eq.topology.Ring(slack=slack).on(workers)
+    chosen = sim.methods(graph, momentum)
+    rates = [round(rate * (1 - momentum) * 2, 4) if momentum else rate for rate in RATES]
+    measure = torch.from_numpy(np.random.default_rng(0).permutation(len(data[1]))[: args.measured])
+    for method, (make, _, _) in chosen.items():
+        file = Path(args.out) / f"{name}, {method}.json".replace(" ", "-").replace("%", "percent")
+        if (method not in EVERYWHERE and name not in OTHERS) or file.exists():
+            continue
+        best, ends, curves = 0.0, {}, []
+        for seed in SEEDS[: args.seeds]:
+            started = time.process_time()
+            _, curve = sim.simulate(
+                sim.NETWORKS[args.model],
+                make,
+                data,
+                blocks_of(data[1], workers, shuffled, seed),
+                [best] if seed else rates,
                 batch=args.batch,
-                partition=eq.partition.Sorted(shuffled=shuffled),
-                sync=SYNCS[name](graph),
-                seed=args.seed,
-                out=Path(folder) / "run",
-                log_every=1000,
-                checkpoint_every=10**9,
+                steps=args.steps,
+                seed=seed,
+                measure=measure,
+                every=args.steps // 20,
             )
-        curve = [
-            {
-                **{k: e[k] for k in ("step", "rounds", "bytes")},
-                "loss": e["models"]["mean"]["loss"],
-                "consensus": e["health"]["consensus"],
-            }
-            for e in read_events(Path(folder) / "run")
-            if e["event"] == "evaluate"
-        ]
-    loss = curve[-1]["loss"] if run is not None else float("inf")
-    return {"method": name, "lr": lr, "shuffled": shuffled, "kappa": kappa, "loss": loss, "curve": curve}
+            if seed == 0:
+                ends = dict(zip(map(str, rates), curve[-1], strict=True))
+                best = min(rates, key=lambda rate, ends=ends: ends[str(rate)])
+            column = rates.index(best) if seed == 0 else 0
+            curves.append([round(row[column], 4) for row in curve])
+            print(
+                f"{name:<16} {method:<16} seed {seed} rate {best:<5g} loss {curves[-1][-1]:.4f}   "
+                f"{time.process_time() - started:.0f} s",
+                flush=True,
+            )
+        row = {"setting": name, "method": method, "rate": best, "sent": make().sent, "curves": curves, "rates": ends}
+        file.write_text(json.dumps(row))
 
 
-def load(args: argparse.Namespace) -> Any:
-    if "data" not in CACHE:
-        CACHE["data"] = CIFAR10(dir=args.data_dir, limit=args.examples, test_limit=100).load()
-    return CACHE["data"]
+def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.Tensor, steps: int = 24) -> None:
+    """The mean model of the simulator and of `eq.train`, on the same batches."""
+    workers, batch, rate = 8, 8, 0.1
+    graph = eq.topology.Ring(slack=0.1).on(workers)
+    blocks = blocks_of(data[1], workers, 0.0, 0)
+    assert len(blocks[0]) >= steps * batch, "within one epoch: the two end epochs differently"
+    for name, (make, sync, period) in sim.methods(graph).items():
+        x, _ = sim.simulate(
+            network,
+            make,
+            data,
+            blocks,
+            [rate],
+            batch=batch,
+            steps=steps,
+            seed=0,
+            measure=torch.arange(1),
+            every=steps,
+            shuffle=False,
+        )
+        run = eq.train(
+            lambda: network.module(0),
+            nn.CrossEntropyLoss(),
+            (images, data[1]),
+            optimizer=lambda p: torch.optim.SGD(p, lr=rate),
+            workers=workers,
+            steps=steps,
+            batch=batch,
+            partition=eq.partition.Sorted(),
+            order=eq.order.Sequential(),
+            sync=sync,
+            period=period,
+        )
+        theirs = nn.utils.parameters_to_vector(run.model.parameters()).detach()
+        moved = (theirs - nn.utils.parameters_to_vector(network.module(0).parameters())).abs().max()
+        error = (x[0].mean(0) - theirs).abs().max() / moved
+        print(f"  {name:<16} differs from the library by {error:.1e} of the distance moved", flush=True)
+        assert error < 1e-3, name
 
 
-CACHE: dict[str, Any] = {}
+def table(parts: list[Path]) -> dict[str, Any]:
+    """What docs/make_tables.py shows: final losses by seed, rates, vectors sent, and curves of the mean over seeds."""
+    rows = [json.loads(path.read_text()) for path in parts]
+    order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, period R", "DeTAG, frozen")
+    rows.sort(key=lambda row: order.index(row["method"]))
+    return {name: found for name in SETTINGS if (found := [row for row in rows if row["setting"] == name])}
 
 
-def build(data: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return LeNet().build(data)
-
-
-def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return min(rows, key=lambda r: r["loss"])
-
-
-def draw(title: str, cells: dict[float, list[dict[str, Any]]], label: str, path: Path) -> None:
+def draw(measured: dict[str, Any], path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(3, len(cells), figsize=(4 * len(cells), 9), squeeze=False, sharey=True)
-    for column, (value, rows) in enumerate(cells.items()):
-        for row, axis in enumerate(("step", "rounds", "bytes")):
+    names = [name for name in SETTINGS if name in measured]
+    figure, axes = plt.subplots(2, len(names), figsize=(3 * len(names), 6), squeeze=False, sharey=True)
+    for column, name in enumerate(names):
+        for row, (axis, label) in enumerate((("steps", "steps"), ("sent", "vectors sent to each neighbour"))):
             plot = axes[row][column]
-            for r in rows:
-                plot.plot(
-                    [p[axis] for p in r["curve"]],
-                    [p["loss"] for p in r["curve"]],
-                    label=f"{r['method']} (lr {r['lr']:g})",
-                )
-            plot.set_xlabel({"step": "steps", "rounds": "rounds", "bytes": "bytes sent by worker 0"}[axis])
+            for entry in measured[name]:
+                loss = np.mean(entry["curves"], 0)
+                at = np.linspace(0, measured["steps"], len(loss) + 1)[1:] * (entry["sent"] if axis == "sent" else 1.0)
+                plot.plot(at, loss, label=f"{entry['method']} ({entry['rate']:g})")
+            plot.set_xlabel(label)
             plot.grid(alpha=0.3)
-            if row == 0:
-                plot.set_title(f"{label} {value:g}")
-            if column == 0:
-                plot.set_ylabel("training loss, mean model")
-        axes[0][column].legend(fontsize=7)
-    figure.suptitle(title)
+            if axis == "sent":
+                plot.set_xlim(0, 2 * measured["steps"])
+        axes[0][column].set_title(name)
+        axes[0][column].legend(fontsize=6)
+    axes[0][0].set_ylim(top=2.4)
+    figure.supylabel("training loss of the mean model, mean of the seeds")
     figure.tight_layout()
-    figure.savefig(path, dpi=90)
-
-
-def table(label: str, cells: dict[float, list[dict[str, Any]]]) -> None:
-    print(f"\nTraining loss of the mean model at the end, each method at its best step (in brackets); {label}")
-    print(f"  {'':<12}" + "".join(f"{label} {v:<12g}" for v in cells))
-    for name in SYNCS:
-        entries = [next((r for r in rows if r["method"] == name), None) for rows in cells.values()]
-        print(
-            f"  {name:<12}"
-            + "".join(f"{e['loss']:.4f} ({e['lr']:g})".ljust(len(label) + 13) if e else "-" for e in entries)
-        )
-    for value, rows in cells.items():
-        others = [r for r in rows if r["method"] not in ("DeTAG", "all-reduce")]
-        detag = next(r for r in rows if r["method"] == "DeTAG")
-        rival = best(others)
-        verdict = "wins" if detag["loss"] < rival["loss"] else f"loses to {rival['method']}"
-        print(f"  {label} {value:g}: DeTAG {verdict} ({detag['loss']:.4f} against {rival['loss']:.4f}) at equal steps")
+    figure.savefig(path, dpi=80)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--examples", type=int, default=4000)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--stride", type=int, default=4, help="evaluate on every so many-th training example")
-    parser.add_argument("--shuffled", default="0,0.25,0.5,1")
-    parser.add_argument("--kappas", default="1,0.1,0.05,0.01")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="detag-cifar10")
-    parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--model", choices=tuple(sim.NETWORKS), default="lenet")
+    parser.add_argument("--examples", type=int, default=8000)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--measured", type=int, default=2000, help="training examples on which the loss is measured")
+    parser.add_argument("--only", help="settings, separated by commas")
+    parser.add_argument("--part", default="0/1", help="I/N: every N-th setting, from the I-th on")
+    parser.add_argument("--out", default="detag-cifar10", help="folder of the parts")
+    parser.add_argument("--check", action="store_true", help="compare the simulator with the library, nothing else")
+    parser.add_argument("--table", metavar="FILE", help="gather the parts in one file")
+    parser.add_argument("--draw", metavar="PICTURE")
     args = parser.parse_args()
-    shuffles = [float(s) for s in args.shuffled.split(",")]
-    kappas = [float(k) for k in args.kappas.split(",")]
-    load(args)
-    settings = [(s, 1.0) for s in shuffles] + [(0.0, k) for k in kappas if k != 1.0]
-    jobs = [
-        (name, lr, shuffled, kappa, args)
-        for shuffled, kappa in settings
-        for name in SYNCS
-        for lr in STEPS.get(name, DEFAULT_STEPS)
-        if not (name == "all-reduce" and kappa != 1.0)
-    ]
-    print(
-        f"LeNet on {args.examples} examples of CIFAR-10, {args.workers} workers on a ring, batch {args.batch}, "
-        f"{args.epochs} epochs, plain SGD, {len(jobs)} runs"
-    )
-    started = time.time()
-    rows = []
-    with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
-        for done, row in enumerate(pool.imap_unordered(one, jobs), 1):
-            rows.append(row)
-            print(
-                f"  {done}/{len(jobs)} {row['method']:<10} lr {row['lr']:g} shuffled {row['shuffled']:g} "
-                f"kappa {row['kappa']:g} loss {row['loss']:.4f}",
-                flush=True,
-            )
     out = Path(args.out)
+    if args.table or args.draw:
+        measured = table(sorted(out.glob("*.json")))
+        if args.draw:
+            draw(measured | {"steps": args.steps}, args.draw)
+        if args.table:
+            Path(args.table).write_text(json.dumps(measured, indent=1) + "\n")
+        return
+    torch.set_num_threads(1)
+    network = sim.NETWORKS[args.model]
+    images, labels = load(args.data_dir, args.examples, network)
+    data = network.inputs(images), labels
+    if args.check:
+        check(network, data, images)
+        return
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"results-{args.workers}.json").write_text(json.dumps(rows))
-
-    def cells(key: str, values: list[float], **fixed: float) -> dict[float, list[dict[str, Any]]]:
-        return {
-            v: [
-                best(matching)
-                for name in SYNCS
-                if (
-                    matching := [
-                        r
-                        for r in rows
-                        if r["method"] == name and r[key] == v and all(r[k] == w for k, w in fixed.items())
-                    ]
-                )
-            ]
-            for v in values
-        }
-
-    by_shuffle = cells("shuffled", shuffles, kappa=1.0)
-    table("shuffled", by_shuffle)
-    draw(f"{args.workers} workers on a ring", by_shuffle, "shuffled", out / f"shuffled-{args.workers}.png")
-    if len(kappas) > 1 and 0.0 in shuffles:
-        by_kappa = cells("kappa", kappas, shuffled=0.0)
-        table("kappa", by_kappa)
-        draw(f"{args.workers} workers, slack ring, sorted data", by_kappa, "kappa", out / f"kappa-{args.workers}.png")
-    print(f"\n{time.time() - started:.0f} s; results and plots in {out}")
-    if args.json:
-        ratios = {
-            f"DeTAG / best of D-PSGD, D2, DSGT, shuffled {v:g}": next(r for r in c if r["method"] == "DeTAG")["loss"]
-            / best([r for r in c if r["method"] in ("D-PSGD", "D2", "DSGT")])["loss"]
-            for v, c in by_shuffle.items()
-        }
-        Path(args.json).write_text(json.dumps(ratios, indent=1) + "\n")
+    part, parts = map(int, args.part.split("/"))
+    names = args.only.split(",") if args.only else list(SETTINGS)[part::parts]
+    for name in names:
+        one_setting(name, data, args)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SYNC_OPTIONS = {
     "diloco": ["--period", "4", "--sync.fragments", "2", "--sync.delay", "1"],
     "lsgd": ["--period", "3", "--sync.prox", "0.1", "--sync.groups", "2"],
     "mgrawa": ["--period", "3", "--sync.source", "fresh", "--sync.debias", "true"],
-    "detag": ["--sync.overlap", "true"],
+    "detag": ["--sync.frozen", "true", "--sync.overlap", "true"],
     "slowmo": ["--period", "4", "--sync.state", "average", "--momentum", "0.9"],
 }
 EVERY_STEP = {"none", "all-reduce", "d-psgd", "d2", "dsgt", "detag", "edm"}

@@ -1,6 +1,7 @@
 """Draws the plots of the method cards: distance to the optimum against rounds, on the quadratic problem of the tests.
 
-python docs/make_pictures.py        # about two minutes; writes docs/pictures/sync-*.png
+python docs/make_pictures.py            # about two minutes; writes docs/pictures/sync-*.png
+python docs/make_pictures.py detag      # one of them
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def curve(problem: Problem, method: sync.Sync, period: int, lr: float) -> tuple[
         away[rank, step] = np.abs(x - problem.optimum).max()
         rounds[step] = together.clock.rounds  # type: ignore[attr-defined]
 
-    solve(problem, method, steps=STEPS, lr=lr, period=period, look=look)
+    solve(problem, method, steps=STEPS, lr=lr, period=period, on_step=look)
     ends = np.flatnonzero(np.diff(rounds, prepend=0)) if rounds[-1] else np.arange(STEPS)  # steps that end with a round
     return rounds[ends].tolist(), away.max(0)[ends].tolist()
 
@@ -54,6 +55,8 @@ def main() -> None:
     problem = Problem.make(WORKERS)
     baseline = curve(problem, sync.AllReduce(), 1, 0.3 / problem.smoothness)
     for entry in registry.entries("sync"):
+        if sys.argv[1:] and entry.name not in sys.argv[1:]:
+            continue
         cls = registry.get("sync", entry.name)
         figure, axis = plt.subplots(figsize=(4, 2.6))
         for part, style in ((0.3, "-"), (0.1, "--")):

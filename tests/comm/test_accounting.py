@@ -74,7 +74,9 @@ def train(out: Path, **how: Any) -> eq.Run:
 CLUSTER = Cluster([100.0, 200.0, 400.0], LINK)
 
 
-@pytest.mark.parametrize("sync", [eq.sync.AllReduce(), eq.sync.DPSGD(), eq.sync.DeTAG(frozen=True, overlap=True)], ids=repr)
+@pytest.mark.parametrize(
+    "sync", [eq.sync.AllReduce(), eq.sync.DPSGD(), eq.sync.DeTAG(frozen=True, overlap=True)], ids=repr
+)
 def test_all_of_a_run_is_accounted_for_and_goes_on_after_a_checkpoint(sync: Any, tmp_path: Path) -> None:
     uninterrupted = train(tmp_path / "uninterrupted", sync=sync, cluster=CLUSTER, epochs=2)
     for row in [*uninterrupted.result["workers"], *uninterrupted.events]:

@@ -46,7 +46,8 @@ SYNCS += [
         (eq.sync.MGRAWA(), eq.wire.Int8()),
     ]
 ]
-OVERWRITTEN = [(eq.sync.DeTAG(frozen=True, overlap=True), "parameters"), (eq.sync.LSGD(), "state")]  # by what is received
+# By what is received.
+OVERWRITTEN = [(eq.sync.DeTAG(frozen=True, overlap=True), "parameters"), (eq.sync.LSGD(), "state")]
 every_sync = pytest.mark.parametrize(("sync", "more"), SYNCS)
 EVERY = 3  # steps between faults, with a round of a method with local steps among them
 

@@ -13,6 +13,8 @@ from equipoise.comm.base import Comm
 from equipoise.core.context import Context
 from equipoise.core.errors import UserError
 from equipoise.sync.accelerated import (
+    ENOUGH,
+    FITTED,
     GossipPlan,
     bound,
     chebyshev_bound,
@@ -42,6 +44,7 @@ def second_kind(order: int, t: np.ndarray) -> np.ndarray:
     return now if order >= 0 else before
 
 
+ALMOST_BIPARTITE = Edges(links=[(0, 1, 0.48), (1, 2, 0.48), (2, 3, 0.48), (0, 3, 0.48)]).on(4)
 GRAPHS = [(Ring(), 8), (Ring(), 5), (Ring(), 32), (Star(), 16), (Torus(), 16), (Hypercube(), 16), (Random(), 12)]
 
 
@@ -154,6 +157,28 @@ def test_graphs_it_cannot_use_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=words):
             GossipPlan.make(topology.on(size), "accelerated", None, "DeTAG")
+
+
+def test_fitted_rounds_contract_as_chebyshev_on_the_spectrum() -> None:
+    """Against the polynomial of I + s (W - I); the rounds of slack rings are those of the ring itself."""
+    for graph in (Ring().on(8), Ring(slack=0.05).on(8), Star().on(6), Complete().on(5), Ring().on(2), ALMOST_BIPARTITE):
+        plan = GossipPlan.make(graph, FITTED, None, "DeTAG")
+        left = np.abs(polynomial(1.0 + plan.stretch * (spectrum(graph) - 1.0), list(plan.etas))).max()
+        assert left == pytest.approx(plan.contraction, abs=1e-12)
+        assert left <= ENOUGH
+        if plan.rounds > 1:
+            assert GossipPlan.make(graph, FITTED, plan.rounds - 1, "DeTAG").contraction > ENOUGH
+    counts = {n: GossipPlan.make(Ring().on(n), FITTED, None, "DeTAG").rounds for n in (4, 8, 16, 32)}
+    assert counts == {4: 1, 8: 2, 16: 4, 32: 8}
+    assert GossipPlan.make(Ring(slack=0.01).on(16), FITTED, None, "DeTAG").rounds == counts[16]
+
+
+def test_the_smallest_eigenvalue_counts() -> None:
+    """Its absolute value is the rate where it exceeds the second largest one, and the weights follow from it."""
+    assert ALMOST_BIPARTITE.lambda_2() == pytest.approx(0.04)
+    assert ALMOST_BIPARTITE.rate() == pytest.approx(0.92)
+    plan = GossipPlan.make(ALMOST_BIPARTITE, "chebyshev", 3, "DeTAG")
+    assert plan.contraction == pytest.approx(chebyshev_bound(0.92, 3))
 
 
 @pytest.mark.parametrize("kind", ["accelerated", "chebyshev", "plain"])

@@ -29,6 +29,52 @@ from .checks import (
 from .quadratic import Problem, error, solve
 
 
+def fitted(weights: np.ndarray, rounds: int) -> np.ndarray:
+    """T_R(M) / T_R(1 / delta), where M maps the spectrum of W without 1 to [-1, 1]: by eigenvectors, not by rounds."""
+    values, vectors = np.linalg.eigh(weights)
+    low, high = values[0], values[-2]
+    scaled = (2 * values - high - low) / (high - low)
+    factors = np.polynomial.Chebyshev.basis(rounds)(scaled) / np.polynomial.Chebyshev.basis(rounds)(scaled[-1])
+    return np.asarray(vectors * factors @ vectors.T)
+
+
+@pytest.mark.parametrize(("length", "rounds"), [(1, 2), (1, 3), (3, 2)])
+def test_is_its_equations(length: int, rounds: int) -> None:
+    """Corrected steps, then all rounds at once, on a slack ring."""
+    gossip = fitted(Ring(slack=0.1).on(8).matrix(), rounds)
+
+    def reference(problem: Problem, lr: float, steps: int) -> list[np.ndarray]:
+        x = correction = directions = np.zeros_like(problem.centres)
+        path = []
+        for step in range(steps):
+            direction = np.einsum("nij,nj->ni", problem.matrices, x - problem.centres) + correction
+            x, directions = x - lr * direction, directions + direction / length
+            if (step + 1) % length == 0:
+                correction = correction - directions + gossip @ directions
+                x, directions = gossip @ x, np.zeros_like(x)
+            path.append(x)
+        return path
+
+    follows(DeTAG(Ring(slack=0.1), rounds=rounds), reference, 18, period=length)
+
+
+@pytest.mark.parametrize(("workers", "slack", "period"), [(8, 1.0, 1), (8, 0.02, 1), (5, 1.0, 3)])
+def test_exact_at_every_step(workers: int, slack: float, period: int) -> None:
+    converges_to_the_optimum(DeTAG(Ring(slack=slack)), workers, steps=150, lr=0.3, period=period)
+
+
+def test_momentum_is_that_of_one_worker() -> None:
+    converges_to_the_optimum(DeTAG(), 8, steps=150, lr=0.2, momentum=0.4)
+
+
+def test_a_slack_graph_takes_the_same_steps() -> None:
+    """Rounds use both ends of the spectrum, and slack only moves and scales it."""
+    problem = Problem.make(8)
+    tight, slack = (solve(problem, DeTAG(Ring(slack=s)), steps=20, lr=0.02) for s in (1.0, 0.01))
+    assert np.abs(tight - slack).max() < 1e-10
+    assert np.abs(tight - solve(problem, DeTAG(rounds=1), steps=20, lr=0.02)).max() > 1e-4
+
+
 def phases(problem: Problem, lr: float, count: int, gossip: np.ndarray) -> list[np.ndarray]:
     """X' = AG(X) - a AG(Y),  Y' = AG(Y) + G - G_before, from Y = G_before = 0."""
     x = y = before = np.zeros_like(problem.centres)
@@ -141,11 +187,21 @@ def test_bad_rounds_and_graphs_are_refused() -> None:
         DeTAG(rounds=0)
     refuses(DeTAG(rounds=1, frozen=True), "gossip='plain'")
     refuses(DeTAG(rounds=1, frozen=True), "disagreement by 1.03", workers=16)
+    with pytest.raises(UserError, match="frozen=True"):
+        DeTAG(overlap=True)
     refuses(DeTAG(OnePeer()), "same graph in every round")
     refuses(DeTAG(Exponential()), "symmetric weights")
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
+    assert DeTAG().cost(ModelSize(100, 4), 0, 8, True) == (4, 3200)  # two rounds on a ring of 8
+    assert DeTAG().cost(ModelSize(100, 4), 0, 8, False) == (0, 0)
+    sends_what_cost_declares(DeTAG(rounds=2))
+    sends_what_cost_declares(DeTAG(), period=2, sizes=(8,))
+    sends_what_cost_declares(DeTAG(Star()), sizes=(5,), wire=BFloat16())
+    resumes_from_any_step(DeTAG(rounds=2))
+    resumes_from_any_step(DeTAG(rounds=2), period=4)
+    same_on_processes(DeTAG(rounds=2), period=2)
     assert DeTAG(frozen=True).cost(ModelSize(100, 4), 0, 8, True) == (2, 1600)
     sends_what_cost_declares(DeTAG(rounds=3, frozen=True))
     sends_what_cost_declares(DeTAG(Star(), rounds=3, frozen=True, overlap=True), sizes=(5,), wire=BFloat16())

@@ -1,7 +1,7 @@
 """The one step of a worker: what happens around `optimizer.step()`, in `eq.train` and in a user's own loop alike.
 
 begin -> forward, backward -> computed -> before: observe, sync.before_step
-      -> optimizer.step() -> after: sync.after_step, count
+      -> optimizer.step() -> after: sync.after_step, count -> depart
 """
 
 from __future__ import annotations
@@ -203,6 +203,11 @@ class Step:
         clock.step += 1
         clock.samples += self._samples
         self.guard.keep_buffers()
+
+    def depart(self) -> None:
+        """The next gradient is about to be computed: let the sync send what may travel meanwhile."""
+        if self.clock.due:
+            self.sync.depart(self.flat.gather())
 
     def average_buffers(self) -> None:
         """BatchNorm's statistics become the mean over all workers, and over the ranks of an island."""

@@ -202,6 +202,7 @@ class Worker:
     def step(self) -> float:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
         step = self.stepper
+        step.depart()
         self.indices, places = self.position.take()
         step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()

@@ -14,7 +14,9 @@ and a fourth kind that changes W too, since the eigenvalues of W seldom lie arou
     fitted        chebyshev for W' = I + s (W - I),  s = 2 / (2 - lambda_2 - lambda_n),  whose eigenvalues other than 1
                   lie in [-delta, delta],  delta = (lambda_2 - lambda_n) / (2 - lambda_2 - lambda_n) <= lambda
 
-W' has the links of W. Slack, W -> kappa W + (1 - kappa) I, changes s and nothing else. On an eigenvector of W with eigenvalue mu, R rounds multiply by P_R(mu). The constant eta may amplify disagreement
+W' has the links of W. Slack, W -> kappa W + (1 - kappa) I, changes s and nothing else.
+
+On an eigenvector of W with eigenvalue mu, R rounds multiply by P_R(mu). The constant eta may amplify disagreement
 when R is small: |P_1| is 1.30 on a ring of 32. `GossipPlan.make` refuses that. Chebyshev weights never do.
 References: Liu and Morse, Accelerated Linear Iterations for Distributed Averaging, Annual Reviews in Control 2011; Lu
 and De Sa, Optimal Complexity in Decentralized Training, ICML 2021.

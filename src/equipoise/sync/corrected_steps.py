@@ -52,8 +52,6 @@ class CorrectedSteps:
 
     def restart(self) -> None:
         self.correction.zero_()  # on all workers: corrections sum to zero
-        self.directions.zero_()
-        self.local_steps = 0
 
     def imbalance(self) -> torch.Tensor:
         """What sums to zero over workers: y - g = c."""

@@ -30,9 +30,9 @@ class DeTAG(Gossip):
     optimum of the mean on non-IID data. R is the least number of rounds that leave at most 0.4 of any disagreement: it
     grows as 1 / sqrt(gap). The rounds use the whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more.
     With a period of R steps it sends one message per step on average, as DSGT does.
-    Stores five vectors (c, the sum of the directions, z, and the displacement of x and z by a round) and sends R messages of 2 d to each neighbour
-    per period. The step goes through the user's optimizer. Near the optimum all workers have the same g + c, so
-    momentum, Adam and weight decay act as on one worker.
+    Stores five vectors (c, the sum of the directions, z, and the displacement of x and z by a round) and sends R
+    messages of 2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all
+    workers have the same g + c, so momentum, Adam and weight decay act as on one worker.
 
     `frozen=True` is the method of the paper, which optimises the number of rounds for a large batch: R gradients at a
     frozen model, one round after each, then one step. y is one phase stale: keep the step below 1 / L. With `overlap`

@@ -1,0 +1,252 @@
+"""Gossip methods on all workers and several learning rates at once, as matrices: grids that threads cannot afford.
+
+The models of all workers and rates are one tensor X of [rates, workers, parameters]; W multiplies its second dimension.
+The methods are written down anew, from their equations. `detag_cifar10.py --check` compares them with the library.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, cross_entropy, relu, unfold
+
+import equipoise as eq
+from equipoise.sync.accelerated import FITTED, GossipPlan
+
+
+class LeNet:
+    """With strides in place of pooling, for images of 3 x 16 x 16: 44,726 parameters."""
+
+    side = 16
+
+    shapes = ((6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 256), (120,), (84, 120), (84,), (10, 84), (10,))
+
+    @staticmethod
+    def module(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 5, 2, 2),
+            nn.ReLU(),
+            nn.Conv2d(6, 16, 5, 2, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(256, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        )
+
+    @staticmethod
+    def inputs(x: torch.Tensor) -> torch.Tensor:
+        """What the first convolution sees, the same for all learning rates: [examples, 64, 75]."""
+        return unfold(x, 5, padding=2, stride=2).transpose(1, 2).contiguous()
+
+    @classmethod
+    def logits(cls, x: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+        """[rates, workers, parameters] and [workers, batch, 64, 75] to [rates, workers, batch, 10]."""
+        (rates, workers, _), batch = x.shape, patches.shape[1]
+        parts = x.split([math.prod(s) for s in cls.shapes], -1)
+        w1, b1, w2, b2, f1, c1, f2, c2, f3, c3 = (p.unflatten(-1, s) for p, s in zip(parts, cls.shapes, strict=True))
+        first = w1.reshape(rates, workers, 6, 75).permute(1, 3, 0, 2).reshape(workers, 75, rates * 6)
+        h = torch.bmm(patches.reshape(workers, batch * 64, 75), first).reshape(workers, batch, 8, 8, rates, 6)
+        h = relu(h + b1.permute(1, 0, 2)[:, None, None, None]).permute(1, 4, 0, 5, 2, 3)
+        models = rates * workers
+        h = conv2d(h.reshape(batch, models * 6, 8, 8), w2.reshape(-1, 6, 5, 5), b2.reshape(-1), 2, 2, groups=models)
+        h = relu(h).reshape(batch, rates, workers, 256).permute(1, 2, 0, 3)
+        h = relu(h @ f1.transpose(-1, -2) + c1.unsqueeze(-2))
+        h = relu(h @ f2.transpose(-1, -2) + c2.unsqueeze(-2))
+        return h @ f3.transpose(-1, -2) + c3.unsqueeze(-2)
+
+
+class Perceptron:
+    """One hidden layer, for images of 3 x 8 x 8: 6,506 parameters; a tenth of the time of the other one."""
+
+    side = 8
+    shapes = ((32, 192), (32,), (10, 32), (10,))
+
+    @staticmethod
+    def module(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    @staticmethod
+    def inputs(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    @classmethod
+    def logits(cls, x: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """[rates, workers, parameters] and [workers, batch, 192] to [rates, workers, batch, 10]."""
+        parts = x.split([math.prod(s) for s in cls.shapes], -1)
+        w1, b1, w2, b2 = (p.unflatten(-1, s) for p, s in zip(parts, cls.shapes, strict=True))
+        h = relu(inputs @ w1.transpose(-1, -2) + b1.unsqueeze(-2))
+        return h @ w2.transpose(-1, -2) + b2.unsqueeze(-2)
+
+
+NETWORKS: dict[str, Any] = {"lenet": LeNet, "mlp": Perceptron}
+
+
+class Method:
+    """One update of all models by `step(X, G, lr)`; `gossip` is the matrix of a round, or of all rounds of a step."""
+
+    def __init__(self, gossip: np.ndarray, rounds: float, vectors: int, momentum: float = 0.0):
+        self.gossip = torch.as_tensor(gossip, dtype=torch.float32)
+        self.sent = rounds * vectors  # vectors to each neighbour per step, on average
+        self.momentum, self.velocity = momentum, torch.zeros(())
+        self.t = 0
+
+    def moved(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        """SGD."""
+        if self.momentum:
+            g = self.velocity = self.momentum * self.velocity + g
+        return x - lr * g
+
+    def mix(self, z: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(self.gossip, z)
+
+
+class Average(Method):
+    def step(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        return self.moved(x, g.mean(1, keepdim=True).expand_as(g), lr)
+
+
+class DPSGD(Method):
+    def step(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        return self.mix(self.moved(x, g, lr))
+
+
+class D2(Method):
+    correction: Any = 0.0
+
+    def step(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        psi = self.moved(x, g, lr)
+        x = self.mix(psi + self.correction)
+        self.correction = x - psi
+        return x
+
+
+class Tracking(Method):
+    """Y <- Y + G - G_before;  X <- P (X - a Y);  Y <- P Y. With P = W it is DSGT, with P = AG_R(W) DeTAG."""
+
+    tracker: Any = 0.0
+    before: Any = 0.0
+
+    def step(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        y, self.before = self.tracker + g - self.before, g
+        x, self.tracker = self.mix(self.moved(x, y, lr)), self.mix(y)
+        return x
+
+
+class LocalSteps(Method):
+    """DeTAG with a period of `length` steps."""
+
+    def __init__(self, *args: Any, length: int, **more: Any):
+        super().__init__(*args, **more)
+        self.length, self.correction, self.directions = length, torch.zeros(()), torch.zeros(())
+
+    def step(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        direction = g + self.correction
+        self.directions = self.directions + direction
+        x = self.moved(x, direction, lr)
+        self.t += 1
+        if self.t % self.length == 0:
+            z = self.directions / self.length
+            x, self.correction, self.directions = self.mix(x), self.correction - z + self.mix(z), torch.zeros(())
+        return x
+
+
+class Frozen(Method):
+    """DeTAG of the paper, with phases of `length` steps."""
+
+    def __init__(self, *args: Any, length: int, **more: Any):
+        super().__init__(*args, **more)
+        self.length, self.tracker, self.gathered, self.before = length, 0.0, 0.0, 0.0
+        self.tracker: Any
+        self.gathered: Any
+        self.before: Any
+
+    def step(self, x: torch.Tensor, g: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        self.gathered = self.gathered + g / self.length
+        self.t += 1
+        if self.t % self.length:
+            return x
+        x, first = self.mix(x), self.t == self.length
+        y = torch.zeros_like(x) if first else self.mix(self.tracker)
+        if not first:
+            x = self.moved(x, y, lr)
+        self.tracker, self.before, self.gathered = y + self.gathered - self.before, self.gathered, 0.0
+        return x
+
+
+def rounds_matrix(weights: np.ndarray, plan: GossipPlan) -> np.ndarray:
+    """AG_R of I + s (W - I)."""
+    identity = np.eye(len(weights))
+    mix, before, now = identity + plan.stretch * (weights - identity), identity, identity
+    for each in plan.etas:
+        before, now = now, (1.0 + each) * mix @ now - each * before
+    return now
+
+
+def methods(graph: Any, momentum: float = 0.0) -> dict[str, tuple[Callable[[], Any], Any, int]]:
+    """By name: the simulated method, the same of the library, and its period."""
+    bound, weights = graph, graph.matrix()
+    free = type(graph)(slack=graph.slack)
+    plan, phase = (GossipPlan.make(bound, kind, None, "DeTAG") for kind in (FITTED, "accelerated"))
+    fitted, accelerated, more = rounds_matrix(weights, plan), rounds_matrix(weights, phase), {"momentum": momentum}
+    few, many = plan.rounds, phase.rounds
+    return {
+        "all-reduce": (lambda: Average(weights, 1, 2, **more), eq.sync.AllReduce(), 1),
+        "D-PSGD": (lambda: DPSGD(weights, 1, 1, **more), eq.sync.DPSGD(free), 1),
+        "D2": (lambda: D2(weights, 1, 1, **more), eq.sync.D2(free), 1),
+        "DSGT": (lambda: Tracking(weights, 1, 2, **more), eq.sync.DSGT(free), 1),
+        "DeTAG": (lambda: Tracking(fitted, few, 2, **more), eq.sync.DeTAG(free), 1),
+        "DeTAG, period R": (lambda: LocalSteps(fitted, 1, 2, length=few, **more), eq.sync.DeTAG(free), few),
+        "DeTAG, frozen": (lambda: Frozen(accelerated, 1, 2, length=many, **more), eq.sync.DeTAG(free, frozen=True), 1),
+    }
+
+
+def simulate(
+    network: Any,
+    make: Callable[[], Any],
+    data: tuple[torch.Tensor, torch.Tensor],
+    blocks: list[np.ndarray],
+    rates: list[float],
+    *,
+    batch: int,
+    steps: int,
+    seed: int,
+    measure: torch.Tensor,
+    every: int,
+    shuffle: bool = True,
+) -> tuple[torch.Tensor, list[list[float]]]:
+    """All models at the end, and the mean model's loss on `measure` after every so many steps: a row of all rates.
+
+    data: what `network.inputs` gives, and labels. blocks: the examples of each worker, in equal number.
+    """
+    inputs, labels = data
+    lr = torch.tensor(rates).view(-1, 1, 1)
+    rng = np.random.default_rng([seed, 1])
+    start = nn.utils.parameters_to_vector(network.module(seed).parameters()).detach()
+    x = start.expand(len(rates), len(blocks), -1).clone()
+    method, curve, place, order = make(), [], len(blocks[0]), blocks
+    for t in range(steps):
+        if place + batch > len(blocks[0]):
+            place, order = 0, [rng.permutation(block) if shuffle else block for block in blocks]
+        index = torch.from_numpy(np.stack([block[place : place + batch] for block in order]))
+        place += batch
+        out = network.logits(x.requires_grad_(), inputs[index])
+        wanted = labels[index].expand(len(rates), -1, -1).reshape(-1)
+        (g,) = torch.autograd.grad(cross_entropy(out.reshape(-1, 10), wanted, reduction="sum") / batch, x)
+        with torch.no_grad():
+            x = method.step(x.detach(), g, lr)
+            if (t + 1) % every == 0:
+                out = network.logits(x.mean(1, keepdim=True), inputs[measure][None])
+                wanted = labels[measure].repeat(len(rates))
+                losses = cross_entropy(out.reshape(-1, 10), wanted, reduction="none").reshape(len(rates), -1).mean(1)
+                curve.append([value if math.isfinite(value) else math.inf for value in losses.tolist()])
+    return x, curve
