@@ -1,4 +1,4 @@
-"""What should five typical users run? The tables of docs/choosing.md, and the recipes that the package ships.
+"""What should five typical users run? The tables of docs/users.md, and the recipes that the package ships.
 
     python five_users.py --out DIR                   # all five: about half an hour on one core
     python five_users.py --out DIR --only office,wan
@@ -26,7 +26,7 @@ import tomli_w
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "src" / "equipoise" / "recipes"
 MEASURED = ROOT / "docs" / "measured" / "five_users.json"
-SEEDS, TUNING_SEED = 3, 100
+TUNING_SEED = 100
 Table = dict[str, Any]
 
 
@@ -105,7 +105,7 @@ USERS = {
     "wan": User(
         "three sites with two machines each, 50 Mbit and 30 ms between sites",
         DIGITS,
-        RATES,
+        RATES[1:4],
         {
             "all-reduce": momentum(sync="all-reduce"),
             "all-reduce, int4": momentum(sync="all-reduce", wire="int4"),
@@ -185,10 +185,10 @@ def tuned(name: str, user: User, out: Path) -> dict[str, Table]:
     return {choice: best[choice][1] for choice in user.choices}
 
 
-def measure(name: str, user: User, out: Path) -> dict[str, Any]:
+def measure(name: str, user: User, out: Path, seeds: int) -> dict[str, Any]:
     chosen = tuned(name, user, out)
     files = [recipe_file(out / "tuned", choice, table) for choice, table in chosen.items()]
-    found = compare(files, cluster_of(name), out / "final", "--seeds", str(SEEDS), "--seed", "1")
+    found = compare(files, cluster_of(name), out / "final", "--seeds", str(seeds), "--seed", "1")
     rows = []
     for row in found["rows"]:
         results = [
@@ -218,7 +218,7 @@ def measure(name: str, user: User, out: Path) -> dict[str, Any]:
         "until": found["until"],
         "rates": list(user.rates),
         "date": datetime.date.today().isoformat(),
-        "command": f"python bench/five_users.py --only {name} --out DIR --write",
+        "command": f"python bench/five_users.py --only {name} --seeds {seeds} --out DIR --write",
         "sentence": found["sentence"],
         "rows": rows,
     }
@@ -233,10 +233,12 @@ def recommended(name: str, measured: dict[str, Any]) -> str:
     first = measured["rows"][0]
     virtual = {"cluster": name} if name == "many" else {}
     table = {"workers": workers(name), **virtual, **first["recipe"]}
+    table.pop("budget", None)  # of the comparison
     head = (
-        f"# For {measured['user']}: {first['choice']}, the fastest of {len(measured['rows'])} choices\n"
-        f"# (docs/choosing.md, {measured['date']}). Data, model and rate are yours to replace:\n"
-        f"#   equipoise train {name} --data my.module:load --model my.module:make --lr 0.1\n"
+        f"# For {measured['user']}: {first['choice']},\n"
+        f"# the first of {len(measured['rows'])} choices that were measured ({measured['date']}, docs/users.md).\n"
+        "# Data, model, target and learning rate are yours to replace:\n"
+        f"#   equipoise train {name} --data my.module:load --model my.module:make --until loss=0.3 --lr 0.1\n"
     )
     return head + tomli_w.dumps(table)
 
@@ -251,10 +253,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the comparisons")
     parser.add_argument("--only", default=",".join(USERS), metavar="A,B")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write docs/measured/five_users.json and the recipes")
     args = parser.parse_args()
     for name in args.only.split(","):
-        found = measure(name, USERS[name], Path(args.out) / name)
+        found = measure(name, USERS[name], Path(args.out) / name, args.seeds)
         print(f"{name}: {found['sentence']}", flush=True)
         if args.write:
             kept = json.loads(MEASURED.read_text()) if MEASURED.is_file() else {}

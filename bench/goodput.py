@@ -14,6 +14,7 @@ simulated second, relative to the same run without failures.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import tempfile
@@ -90,7 +91,11 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1.0, help="simulated")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--failures", type=float, default=4.0, help="per hour and worker")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write {choice: {policy: part of the goodput that is kept}}"
+    )
     arguments = parser.parse_args()
+    found: dict[str, dict[str, float]] = {}
     seconds = 3600.0 * arguments.hours
     print("| goodput, % of a run without failures | elastic | waiting | restart |")
     print("|---|---|---|---|")
@@ -108,8 +113,11 @@ def main() -> None:
             result = train(choice, seconds, arguments.failures, seed)
             kept["waiting"].append(result["samples"] / result["simulated_seconds"] / rate)
             kept["restart"].append(restarted(choice, seconds, arguments.failures, seed) / seconds / rate)
-        cells = " | ".join(f"{100 * statistics.fmean(values):.1f}" for values in kept.values())
+        found[choice] = {policy: round(statistics.fmean(values), 4) for policy, values in kept.items()}
+        cells = " | ".join(f"{100 * value:.1f}" for value in found[choice].values())
         print(f"| {choice} | {cells} |  {lost} losses, {dropped:,} examples trained again", flush=True)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 All candidates run in the same processes on the same group, a block of steps each in turn; the slowest worker counts.
 `--socket 1` sends our large messages through the sockets of gloo instead of shared memory. `--rate 1gbit` (or 100mbit,
 ...; needs root) runs every worker in a network namespace with a link of that rate, with only the methods that decent-dp
-has. Bytes per step are counted by the ledger and compared with the minimum: one vector to each neighbour.
+has. Bytes per step are counted by the ledger and compared with the minimum: one vector to each neighbour. `--table F`
+adds the run to the file that docs/make_tables.py reads.
 
 decent-dp combines, then adapts, and its messages travel while the next gradient is computed: our combine = "before"
 with overlap does the same. Both its graphs are pairs with weight 1/2 that change in every round, also its ring; base-k
@@ -12,11 +13,13 @@ is the like graph. Our ring has two neighbours in every round, and so sends twic
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import namespaces
 import torch
@@ -153,7 +156,7 @@ def compare(
 
 
 def main() -> None:
-    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0, rate="")
+    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0, rate="", table="")
     if args.rate and "RANK" not in os.environ:
         namespaces.remove(args.workers)
         try:
@@ -186,6 +189,13 @@ def main() -> None:
         if peer in seconds and name in seconds
     ]
     report("Gossip, ratios of one run", rows, args.json)
+    if args.table:  # for docs/make_tables.py: one section for each network, those of other runs are kept
+        path = Path(args.table)
+        sections = json.loads(path.read_text()) if path.exists() else {}
+        vectors = {name: round(both[1], 3) for name, both in sent.items()}
+        ratios = {name: round(value, 4) for name, value, _ in rows}
+        sections[args.rate or "one host"] = {"ratios": ratios, "vectors": vectors}
+        path.write_text(json.dumps(sections, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 with a gather of gradients.
 
 1M-parameter MLP, all-reduce, batches of 32 per worker, momentum SGD. All variants run in the same processes on the
-same group, in turn; whole epochs of 32 steps, of the default, which learns from one epoch of five, five of them. One
+same group, in turn; whole epochs of 32 steps, of orders that learn from one epoch of five, five of them. One
 thread per process.
 """
 
@@ -23,19 +23,19 @@ from equipoise.loop.worker import Worker
 
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "D-RR": eq.order.Reshuffle,
-    "CD-GraB": eq.order.CDGraB,
-    "CD-GraB last layer": lambda: eq.order.CDGraB(signal="last-layer"),
+    "one epoch in five: projection": lambda: eq.order.CDGraB(signal="projection", every=5, sweeps=8),
+    "one epoch in five: last layer": lambda: eq.order.CDGraB(signal="last-layer", every=5, sweeps=8),
     "every epoch: exact": lambda: eq.order.CDGraB(signal="exact"),
     "every epoch: exact, stale": lambda: eq.order.CDGraB(signal="exact", coordinate="stale"),
-    "every epoch: projection": lambda: eq.order.CDGraB(every=1),
-    "every epoch: last layer": lambda: eq.order.CDGraB(signal="last-layer", every=1),
+    "every epoch: projection": lambda: eq.order.CDGraB(signal="projection", sweeps=8),
+    "every epoch: last layer": lambda: eq.order.CDGraB(signal="last-layer", sweeps=8),
     "every epoch: ID-GraB exact": lambda: eq.order.IDGraB(signal="exact"),
-    "every epoch: relay, projection": lambda: eq.order.GossipGraB(every=1),
-    "every epoch: one-peer, projection": lambda: eq.order.GossipGraB(every=1, pass_on="one-peer"),
+    "every epoch: relay, projection": lambda: eq.order.GossipGraB(signal="projection"),
+    "every epoch: one-peer, projection": lambda: eq.order.GossipGraB(signal="projection", pass_on="one-peer"),
 }
 GOALS = {
-    "CD-GraB": 1.05,
-    "CD-GraB last layer": 1.2,
+    "one epoch in five: projection": 1.05,
+    "one epoch in five: last layer": 1.05,
     "every epoch: exact": 1.8,
     "every epoch: projection": 1.2,
     "every epoch: last layer": 1.2,
@@ -76,7 +76,7 @@ def compare(comm: Comm, batch: int, repetitions: int) -> tuple[dict[str, list[fl
             before = comm.ledger.bytes
             barrier(comm)
             started = time.perf_counter()
-            count = epoch * getattr(worker.order, "chosen_every", 1)
+            count = epoch * getattr(worker.order, "every", 1)
             steps(worker, count)
             barrier(comm)
             if turn:

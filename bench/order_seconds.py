@@ -1,7 +1,7 @@
 """Do balanced orders pay in seconds? Training loss at equal epochs and at equal seconds, several seeds.
 
     python order_seconds.py --data-dir DIR --table FILE                 # convex, lenet and lstm, 3 seeds
-    python order_seconds.py --data-dir DIR --table FILE --task lenet --seeds 1 --orders D-RR CD-GraB
+    python order_seconds.py --data-dir DIR --table FILE --task lenet --seeds 1 --orders D-RR flip-flop
 
 Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the LSTM on WikiText-2 of order_curves.py;
 4 virtual workers, a constant learning rate. Every run adds its loss after each epoch to FILE; a run that is there is
@@ -29,11 +29,11 @@ WORKERS, SEEDS = 4, 3
 EPOCHS = {"convex": 20, "lenet": 20, "lstm": 15}
 ORDERS: dict[str, Callable[[], Order]] = {
     "D-RR": Reshuffle,
-    "CD-GraB": CDGraB,
+    "CD-GraB, one epoch in five": lambda: CDGraB(signal="projection", every=5, sweeps=8),
     "flip-flop": FlipFlop,
     "paired reversal": PairedReversal,
-    "CD-GraB, last layer": lambda: CDGraB(signal="last-layer"),
-    "CD-GraB, exact, every epoch": lambda: CDGraB(signal="exact"),
+    "CD-GraB, every epoch, projection": lambda: CDGraB(signal="projection"),
+    "CD-GraB, every epoch, exact": CDGraB,
 }
 Table = dict[str, Any]
 # Less noise per step than in order_curves.py (twice the batch, half the rate, four times the images): there, the last

@@ -6,12 +6,13 @@
     python plan_validation.py table [--json FILE]
 
 Each phase takes cases (all, or those named by `--cases 0,3`) and keeps what it has in `--out`, so it can be called case
-by case. A case is a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal speeds or 1:1:2:4), a model and a target.
-`search` calls the command. The choices to measure are its finalists, the best one of every other sync that reached the
-target in the search, and float32 all-reduce. `predict` simulates them with new seeds. `real` runs them with the same
-seeds, one process per network namespace (namespaces.py), until the target. A worker of R examples per second sleeps at
-the end of its backward pass so that a batch of b takes b / R seconds: two cores then stand for four machines. The
-first choice should be the fastest, or within 10 % of it, in 8 of 10 cases.
+by case. A case is a cluster file (4 workers, links of 100 Mbit or 1 Gbit, equal speeds or 1:1:2:4), a model and a
+target. `search` calls the command. The choices to measure are its finalists, float32 all-reduce, and the best one of
+another sync. `predict` simulates them with new seeds. `real` runs them with the same seeds, one process per network
+namespace (namespaces.py), until the target, or for twice the predicted time of the first choice. A worker of R examples
+per second sleeps at the end of its backward pass so that a step on b examples takes b / R seconds, without
+communication: two cores then stand for four machines. The first choice should be the fastest, or within 10 % of it, in
+8 of 10 cases.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from equipoise.config.recipe import Recipe
 from equipoise.loop.from_recipe import assemble
 from equipoise.loop.train import run_job
 
-WORKERS, RATE = 4, 400.0  # examples per second at speed 1
+WORKERS = 4
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 LINKS = {"100mbit": "100 Mbit", "1gbit": "1 Gbit"}
 MODELS = {  # what the user gives
@@ -42,7 +43,11 @@ MODELS = {  # what the user gives
     "small": ["--model.hidden", "[64]", "--optimizer", "adam", "--until", "loss=0.3"],
     "deep": ["--model.hidden", "[256, 256]", "--momentum", "0.9", "--until", "accuracy=0.94"],
 }
-FIRST_SEED, MOST_CHOICES = 100, 6
+PLAIN = ("all-reduce", "float32")
+RATES = {"large": 400.0, "small": 100.0, "deep": 200.0}  # examples per second at speed 1: runs of some 5 to 20 s
+FIRST_SEED = 100  # the search begins at 0
+LONGEST = 2.0  # a run ends after so many times the predicted seconds of the first choice: it has lost
+STEPS_ALONE = 16
 GOAL, MARGIN = 8, 1.1
 namespaces.PREFIX, namespaces.NETWORK = "eqplan", "10.231.78"
 
@@ -51,6 +56,10 @@ class Case(NamedTuple):
     model: str
     rate: str
     speeds: str
+
+    @property
+    def rates(self) -> list[float]:
+        return [RATES[self.model] * speed for speed in SPEEDS[self.speeds]]
 
     @property
     def name(self) -> str:
@@ -65,18 +74,20 @@ CASES = [Case(model, rate, speeds) for model in MODELS for rate in LINKS for spe
 
 
 def search(case: Case, folder: Path, args: argparse.Namespace) -> None:
-    rows = "".join(f"[[workers]]\nexamples_per_second = {RATE * speed}\n" for speed in SPEEDS[case.speeds])
+    rows = "".join(f"[[workers]]\nexamples_per_second = {rate}\n" for rate in case.rates)
     text = f'{rows}[links]\nbandwidth = "{LINKS[case.rate]}"\nlatency = "{args.latency}"\n'
     (folder / "cluster.toml").write_text(text)
     command = [sys.executable, "-m", "equipoise", "plan", "--cluster", str(folder / "cluster.toml"), "--data", "digits"]
     command += ["--model", "mlp", *MODELS[case.model]]
     command += ["--minutes", str(args.minutes), "--quiet", "--out", str(folder / "plan")]
     began = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    if not (folder / "plan" / "plan.json").is_file():
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = json.loads((folder / "plan" / "plan.json").read_text())
     content = {
         "minutes": round((time.monotonic() - began) / 60, 2),
         "answer": found["answer"],
+        "seconds": found["seconds"],
         "interval": found["interval"],
         "choices": chosen(folder / "plan", found),
     }
@@ -84,26 +95,19 @@ def search(case: Case, folder: Path, args: argparse.Namespace) -> None:
 
 
 def chosen(plan: Path, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Recipes by choice: the finalists, the best one of every other sync, float32 all-reduce; first choice first."""
-    reached: dict[str, float] = {}
+    """Recipes by choice, the first choice first: the finalists, float32 all-reduce, the best one of another sync."""
+    tried: dict[str, tuple[bool, float]] = {}
     for rung in found["rungs"]:
-        reached |= {trial["choice"]: trial["score"] for trial in rung["trials"] if trial["reached"]}
-    order = [row["choice"] for row in found["finals"]] + sorted(reached, key=lambda name: reached[name])
+        tried |= {trial["choice"]: (not trial["reached"], trial["score"]) for trial in rung["trials"]}
     tables: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(order):
+    for name in sorted(tried, key=lambda name: tried[name]):
         path = next((plan / "runs").glob(f"{slug(name)}/*/recipe.toml"))
-        table = Recipe.load(path).without("cluster", "budget", "out").table()
-        plain = table["sync"]["name"] == "all-reduce" and table["wire"]["name"] == "float32"
-        known = {other["sync"]["name"] for other in tables.values()}
-        final = len(tables) < len(found["finals"])
-        if final or plain or (len(tables) < MOST_CHOICES and table["sync"]["name"] not in known):
-            tables.setdefault(name, table)
-        if plain:
-            break
-    else:
-        table = {k: v for k, v in next(iter(tables.values())).items() if k not in ("sync", "period", "wire", "topology")}
-        tables["all-reduce"] = Recipe.from_dict(table).merged({"sync": "all-reduce", "period": 1}).table()
-    return tables
+        tables[name] = Recipe.load(path).without("cluster", "budget", "out").table()
+    names = [row["choice"] for row in found["finals"]]
+    names += [name for name, table in tables.items() if (table["sync"]["name"], table["wire"]["name"]) == PLAIN][:1]
+    known = {tables[name]["sync"]["name"] for name in names}
+    names += [name for name, table in tables.items() if table["sync"]["name"] not in known][:1]
+    return {name: tables[name] for name in dict.fromkeys(names)}
 
 
 def slug(name: str) -> str:
@@ -129,7 +133,9 @@ def summary(result: dict[str, Any], clock: str) -> dict[str, Any]:
 def predict(case: Case, folder: Path, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     rows: dict[str, list[dict[str, Any]]] = {}
-    for choice, table in load(folder / "search.json")["choices"].items():
+    found = load(folder / "search.json")
+    for choice, table in found["choices"].items():
+        table["budget"] = f"{LONGEST * found['seconds']:.3f}s"
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
             recipe = {**table, "seed": seed, "virtual": True, "cluster": str(folder / "cluster.toml")}
             job, how = assemble(Recipe.from_dict(recipe))
@@ -139,17 +145,20 @@ def predict(case: Case, folder: Path, args: argparse.Namespace) -> None:
 
 
 class Paced(nn.Module):
-    """A model whose batches take as long as on a machine of this rate: it sleeps when the last gradient is there."""
+    """A model whose batches take as long as on a machine of this rate: it sleeps when the last gradient is there.
 
-    def __init__(self, model: nn.Module, rate: float):
+    rest: seconds of a step outside of the forward and backward passes, without communication.
+    """
+
+    def __init__(self, model: nn.Module, rate: float, rest: float):
         super().__init__()
-        self.model, self.rate, self.due, self.missing = model, rate, 0.0, 0
+        self.model, self.rate, self.rest, self.due, self.missing = model, rate, rest, 0.0, 0
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.accumulated)
 
     def forward(self, x: torch.Tensor) -> Any:
         if self.training and torch.is_grad_enabled():
-            self.due = time.perf_counter() + len(x) / self.rate
+            self.due = time.perf_counter() + len(x) / self.rate - self.rest
             self.missing = sum(1 for _ in self.model.parameters())
         return self.model(x)
 
@@ -159,18 +168,27 @@ class Paced(nn.Module):
             time.sleep(max(0.0, self.due - time.perf_counter()))
 
 
-def worker(path: str, speeds: str) -> None:
+def trained(table: dict[str, Any], rate: float, rest: float) -> dict[str, Any]:
+    job, how = assemble(Recipe.from_dict({**table, "workers": WORKERS, "virtual": False}))
+    build = job.model
+    job.model, job.quiet, job.folder = lambda: Paced(build(), rate, rest), True, None
+    return run_job(job, **{**how, "virtual": False, "cluster": None}).result
+
+
+def worker(path: str, rates: list[float]) -> None:
     """One real process: all choices and seeds, until the target; prints where the time went."""
     torch.set_num_threads(1)
-    rate = RATE * SPEEDS[speeds][int(os.environ["RANK"])]
-    for choice, table in json.loads(Path(path).read_text()):
-        job, how = assemble(Recipe.from_dict({**table, "workers": WORKERS, "virtual": False}))
-        build = job.model
-        job.model, job.quiet, job.folder = lambda build=build: Paced(build(), rate), True, None
+    rank, rest, todo = int(os.environ["RANK"]), 0.0, json.loads(Path(path).read_text())
+    alone = {key: todo[0][1][key] for key in ("data", "model", "optimizer", "lr", "momentum")}
+    alone |= {"sync": "none", "steps": STEPS_ALONE, "evaluate_every": 1e6}
+    for _ in range(2):  # the first time opens connections and touches memory
+        row = trained(alone, rates[rank], rest)["workers"][rank]
+        rest += (row["seconds"] - row["samples"] / rates[rank]) / row["steps"]
+    for choice, table in todo:
         began = time.monotonic()
-        result = run_job(job, **{**how, "virtual": False, "cluster": None}).result
-        if os.environ["RANK"] == "0":
-            row = {**summary(result, "seconds"), "wall": round(time.monotonic() - began, 2)}
+        result = trained(table, rates[rank], rest)
+        if rank == 0:
+            row = {**summary(result, "seconds"), "wall": round(time.monotonic() - began, 2), "rest": round(rest, 5)}
             print(json.dumps([choice, table["seed"], row]), flush=True)
 
 
@@ -178,16 +196,21 @@ def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
     """Runs what is missing."""
     path = folder / "real.json"
     rows: dict[str, dict[str, Any]] = load(path) if path.is_file() else {}
-    choices = load(folder / "search.json")["choices"]
-    seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
-    missing = [(c, {**t, "seed": seed}) for seed in seeds for c, t in choices.items() if str(seed) not in rows.get(c, {})]
+    found = load(folder / "search.json")
+    limit = {"budget": f"{LONGEST * found['seconds']:.3f}s"}
+    missing = [
+        (choice, {**table, **limit, "seed": seed})
+        for seed in range(FIRST_SEED, FIRST_SEED + args.seeds)
+        for choice, table in found["choices"].items()
+        if str(seed) not in rows.get(choice, {})
+    ]
     if not missing:
         return
     (folder / "todo.json").write_text(json.dumps(missing))
     namespaces.remove(WORKERS)
     try:
         namespaces.make(WORKERS, case.rate)
-        extra = ["worker", "--todo", str((folder / "todo.json").resolve()), "--speeds", case.speeds]
+        extra = ["worker", "--todo", str((folder / "todo.json").resolve()), "--cases", str(CASES.index(case))]
         text = namespaces.measure(os.path.abspath(__file__), extra, WORKERS)
     finally:
         namespaces.remove(WORKERS)
@@ -198,19 +221,21 @@ def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
 
 
 def outcome(folder: Path) -> dict[str, Any] | None:
-    """What was found, predicted and measured in one case; None if a phase is missing."""
-    if not all((folder / f"{name}.json").is_file() for name in ("search", "predicted", "real")):
+    """What was found, predicted and measured in one case; None before its search and its real runs."""
+    if not all((folder / f"{name}.json").is_file() for name in ("search", "real")):
         return None
-    found, predicted, measured = (load(folder / f"{name}.json") for name in ("search", "predicted", "real"))
+    found, measured = load(folder / "search.json"), load(folder / "real.json")
+    predicted = load(folder / "predicted.json") if (folder / "predicted.json").is_file() else {}
     rows = {}
     for choice in found["choices"]:
-        pairs = list(zip(predicted[choice], measured[choice].values(), strict=False))
+        real, simulated = list(measured[choice].values()), predicted.get(choice, [])[: len(measured[choice])]
         rows[choice] = {
-            "predicted": [one["seconds"] for one, _ in pairs],
-            "real": [two["seconds"] for _, two in pairs],
-            "steps": [[one["steps"], two["steps"]] for one, two in pairs],
+            "predicted": [one["seconds"] for one in simulated],
+            "real": [one["seconds"] for one in real],
+            "steps": [[one["steps"] for one in runs] for runs in (simulated, real)],
         }
-    return {"minutes": found["minutes"], "first": next(iter(rows)), "interval": found["interval"], "choices": rows}
+    about = {name: found[name] for name in ("minutes", "seconds", "interval")}
+    return {**about, "first": next(iter(rows)), "choices": rows}
 
 
 def mean(seconds: list[float | None]) -> float:
@@ -230,15 +255,17 @@ def table(out: Path, path: str | None) -> None:
         print(f"{name}: {row['first']}, {ratio:.2f} of the fastest{'' if ratio <= MARGIN else '  MISSED'}")
         print(f"    interval {low:.2f} to {high:.2f} s, real {own}")
         for choice, each in row["choices"].items():
-            pairs = [(p, r) for p, r in zip(each["predicted"], each["real"], strict=True) if p and r]
+            pairs = [(p, r) for p, r in zip(each["predicted"], each["real"], strict=False) if p and r]
             ratios += [p / r for p, r in pairs]
             shown = ", ".join(f"{p:.2f} / {r:.2f} = {p / r:.2f}" for p, r in pairs)
             print(f"    {choice:<60} {shown}   steps {each['steps']}")
     print(f"{good} of {len(measured)} first choices are the fastest or within 10 %; goal {GOAL} of {len(CASES)}")
     print(f"{inside} of {real_runs} real times of first choices lie in the interval, which should hold 80 %")
     if ratios:
-        print(f"predicted / real, {len(ratios)} runs: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to "
-              f"{max(ratios):.3f}")
+        print(
+            f"predicted / real, {len(ratios)} runs: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to "
+            f"{max(ratios):.3f}"
+        )
     if path:
         Path(path).write_text(json.dumps(measured, indent=1) + "\n")
 
@@ -261,10 +288,9 @@ def main() -> None:
     parser.add_argument("--out", default="plan_validation")
     parser.add_argument("--json", metavar="FILE", help="table: also write docs/measured/plan_validation.json")
     parser.add_argument("--todo", help=argparse.SUPPRESS)
-    parser.add_argument("--speeds", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.phase == "worker":
-        worker(args.todo, args.speeds)
+        worker(args.todo, CASES[int(args.cases)].rates)
     elif args.phase == "table":
         table(Path(args.out), args.json)
     else:

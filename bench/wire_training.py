@@ -23,7 +23,9 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,31 +45,41 @@ from equipoise.wire.base import pieces_of
 WORKERS, H = 4, 16
 SYNCS = ("DiLoCo", "all-reduce")
 TASKS = {"cifar": "CIFAR-10, ResNet-8", "text": "WikiText-2, transformer"}
+# Of DiLoCo the best of preliminary runs on one seed (0.05, 0.1, 0.2; 0.002 to 0.008), whose losses were level.
 LRS = {
-    ("cifar", "DiLoCo"): (0.1, 0.2),
-    ("text", "DiLoCo"): (4e-3, 8e-3),
-    ("cifar", "all-reduce"): (0.05, 0.1),
-    ("text", "all-reduce"): (2e-3, 4e-3),
+    ("cifar", "DiLoCo"): 0.1,
+    ("text", "DiLoCo"): 4e-3,
+    ("cifar", "all-reduce"): 0.05,
+    ("text", "all-reduce"): 2e-3,
 }
-OUTER = ((1.0, 0.3), (1.0, 0.0), (1.0, 0.5))
-IN_MODEL_OUTER = ((2.0, 0.0), (3.0, 0.0), (1.0, 0.5))  # outer steps for residuals in the models
-FEEDBACK_OUTER = ((1.0, 0.0, None), (0.7, 0.0, 0.95))  # for residuals that are sent later, with their decay
+OUTER = (1.0, 0.5)
+FLOAT32, NUDGED = "float32", "float32, nudged"  # nudged: initial parameters times 1 + 2^-20, so rounding differs
+TOP_K, SUMMED = "top-k", "top-k, all-to-all"
 WIRES: dict[str, Callable[[float | None], Any]] = {
-    "float32": lambda feedback: eq.wire.Float32(),
+    FLOAT32: lambda feedback: eq.wire.Float32(),
+    NUDGED: lambda feedback: eq.wire.Float32(),
     "bfloat16": lambda feedback: eq.wire.BFloat16(),
     "float16": lambda feedback: eq.wire.Float16(),
     "int8": lambda feedback: eq.wire.Int8(),
     "int4": lambda feedback: eq.wire.Int4(),
     "sign": lambda feedback: eq.wire.Sign(),
     "power-sgd, rank 2": lambda feedback: eq.wire.PowerSGD(rank=2),
-    "top-k": lambda feedback: eq.wire.TopK(residual="model"),
+    TOP_K: lambda feedback: eq.wire.TopK(residual="model"),
+    SUMMED: lambda feedback: eq.wire.TopK(residual="model", reduce="all-to-all"),
     "top-k, feedback": lambda feedback: sparse(eq.wire.TopK, feedback, residual="feedback"),
-    "dct": lambda feedback: sparse(eq.wire.Dct, feedback),
+    "dct": lambda feedback: eq.wire.Dct(),
     "random-k": lambda feedback: eq.wire.RandomK(residual="model"),
 }
-TUNED = {"top-k": IN_MODEL_OUTER, "top-k, feedback": FEEDBACK_OUTER}
-LIKE = {"random-k": "top-k"}  # takes the outer step of another wire
-GOALS = {"int4": (0.002, 1.0), "top-k": (0.005, 100.0)}  # loss, message
+# Outer learning rate, momentum, decay of the residual: the best is taken, by the training loss on a seed of its own.
+TUNED: dict[str, tuple[tuple[float, float, float | None], ...]] = {
+    TOP_K: ((2.0, 0.0, None), (1.0, 0.5, None)),
+    SUMMED: ((2.0, 0.0, None), (1.0, 0.5, None)),
+    "top-k, feedback": ((1.0, 0.0, 0.95), (1.0, 0.0, None)),
+}
+LIKE = {"random-k": TOP_K, "dct": "top-k, feedback"}  # takes the outer step of another wire
+GOALS = {"int4": (0.002, 1.0), TOP_K: (0.005, 100.0), SUMMED: (0.005, 100.0)}  # loss, bytes
+WARM = {"cifar": 512, "text": 1024}  # steps
+WARM_LRS = {"cifar": 0.1, "text": 8e-3}
 CACHE: dict[str, Any] = {}
 
 
@@ -94,39 +106,71 @@ def load(task: str, args: argparse.Namespace) -> Any:
         where = Path(args.data_dir)
         if task == "cifar":
             loaded = CIFAR10(dir=str(where), limit=args.examples, test_limit=args.tests).load()
-            shrink = nn.AvgPool2d(2)
+            shrink = nn.AvgPool2d(32 // args.pixels)
             parts = [(shrink(torch.as_tensor(p.x)), torch.as_tensor(p.y)) for p in (loaded.train, loaded.test)]
         else:
             loaded = Text(
                 path=str(where / "wikitext2-valid.txt"),
                 test_path=str(where / "wikitext2-test.txt"),
                 vocabulary=args.vocabulary,
-                length=32,
+                length=args.length,
             ).load()
             parts = [(torch.as_tensor(p.x), torch.as_tensor(p.y)) for p in (loaded.train, loaded.test)]
         CACHE[task] = (*parts, loaded)
     return CACHE[task]
 
 
+def build(task: str, seed: int, args: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(seed)
+    made = Transformer(width=32, layers=args.layers) if task == "text" else ResNet(norm="group", width=args.width)
+    return made.build(load(task, args)[2])
+
+
+def optimizer(text: bool, parameters: Any, lr: float) -> torch.optim.Optimizer:
+    if text:
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01, fused=True)
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
+
+
+def warm_start(task: str, seed: int, args: argparse.Namespace) -> Path:
+    """The model from which all runs of a seed begin: plain all-reduce, the learning rate decayed to zero."""
+    path = Path(args.folder) / f"{task}-{seed}.pt"
+    if not path.exists():
+        train, _, _ = load(task, args)
+        text = task == "text"
+        run = eq.train(
+            build(task, seed, args),
+            language_loss if text else nn.CrossEntropyLoss(),
+            train,
+            optimizer=lambda parameters: optimizer(text, parameters, WARM_LRS[task]),
+            scheduler=lambda o: LRSchedule(o, "cosine", 0.1),
+            workers=WORKERS,
+            steps=args.warm or WARM[task],
+            batch=args.text_batch if text else args.batch,
+            sync=eq.sync.AllReduce(),
+            seed=seed,
+            log_every=1024,
+        )
+        torch.save(run.model.state_dict(), half := path.with_suffix(f".{os.getpid()}"))
+        half.rename(path)
+    return path
+
+
 def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
     case, args = job
     torch.set_num_threads(1)
-    train, test, loaded = load(case.task, args)
+    train, test, _ = load(case.task, args)
     text, diloco = case.task == "text", case.sync == "DiLoCo"
     loss = language_loss if text else nn.CrossEntropyLoss()
 
     def model() -> nn.Module:
-        torch.manual_seed(case.seed)
-        return (
-            Transformer(width=32, layers=args.layers).build(loaded)
-            if text
-            else ResNet(norm="group", width=args.width).build(loaded)
-        )
-
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        if text:
-            return torch.optim.AdamW(parameters, lr=case.lr, weight_decay=0.01, fused=True)
-        return torch.optim.SGD(parameters, lr=case.lr, momentum=0.9, weight_decay=5e-4, fused=True)
+        made = build(case.task, case.seed, args)
+        made.load_state_dict(torch.load(warm_start(case.task, case.seed, args)))
+        if case.wire == NUDGED:
+            with torch.no_grad():
+                for parameter in made.parameters():
+                    parameter.mul_(1 + 2.0**-20)
+        return made
 
     outer = {"lr": case.outer_lr, "momentum": case.outer_momentum, "nesterov": case.outer_momentum > 0}
     wire = WIRES[case.wire](case.feedback)
@@ -138,7 +182,7 @@ def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
             loss,
             train,
             test=(test[0][:WORKERS], test[1][:WORKERS]),  # the real evaluation comes below
-            optimizer=optimizer,
+            optimizer=lambda parameters: optimizer(text, parameters, case.lr),
             scheduler=lambda o: LRSchedule(o, "cosine", 0.1),
             workers=WORKERS,
             steps=case.steps,
@@ -185,16 +229,26 @@ class Results:
 
     def key(self, case: Case) -> str:
         a, text = self.args, case.task == "text"
-        return json.dumps([*case, *((a.vocabulary, a.windows, a.layers) if text else (a.examples, a.width, a.tests))])
+        return json.dumps(
+            [
+                *case,
+                *((a.vocabulary, a.windows, a.layers, a.length) if text else (a.examples, a.width, a.tests, a.pixels)),
+            ]
+        )
 
     def get(self, case: Case) -> dict[str, Any]:
         row: dict[str, Any] = self.rows[self.key(case)]
         return row
 
+    def has(self, case: Case) -> bool:
+        return self.key(case) in self.rows
+
     def need(self, cases: list[Case]) -> None:
-        missing = [case for case in dict.fromkeys(cases) if self.key(case) not in self.rows]
-        for task in {case.task for case in missing}:
-            load(task, self.args)  # once here, not in every process
+        if self.args.kept_only:
+            return
+        missing = [case for case in dict.fromkeys(cases) if not self.has(case)]
+        for task, seed in {(case.task, case.seed): None for case in missing}:
+            warm_start(task, seed, self.args)  # once here, not in every process
         with multiprocessing.get_context("fork").Pool(self.args.jobs) as pool:
             jobs = [(case, self.args) for case in missing]
             for done, (case, row) in enumerate(pool.imap_unordered(one, jobs), 1):
@@ -209,14 +263,15 @@ class Results:
                 )
 
     def best(self, cases: list[Case]) -> Case:
-        return min(cases, key=lambda case: self.get(case)["loss"])
+        return min(filter(self.has, cases), key=lambda case: self.get(case)["loss"])
 
 
 def first(task: str, sync: str, args: argparse.Namespace) -> Case:
-    steps = args.steps if sync == "DiLoCo" else args.all_reduce_steps
-    batch, (outer, momentum) = args.batch if task == "cifar" else args.text_batch, OUTER[0]
-    case = Case(task, sync, "float32", args.tuning_seed, LRS[task, sync][0], steps=steps, batch=batch)
-    return case._replace(outer_lr=outer, outer_momentum=momentum) if sync == "DiLoCo" else case
+    diloco = sync == "DiLoCo"
+    steps = args.steps if diloco else args.all_reduce_steps
+    batch = args.batch if task == "cifar" else args.text_batch
+    outer, momentum = OUTER if diloco else (1.0, 0.0)
+    return Case(task, sync, FLOAT32, args.tuning_seed, LRS[task, sync], outer, momentum, None, steps, batch)
 
 
 def syncs_of(args: argparse.Namespace) -> list[str]:
@@ -226,48 +281,36 @@ def syncs_of(args: argparse.Namespace) -> list[str]:
 def wires_of(sync: str, args: argparse.Namespace) -> list[str]:
     """Gradients have no model in which their residual could stay: both kinds of top-k are the same there."""
     wires = [wire for wire in WIRES if sync == "DiLoCo" or wire != "top-k, feedback"]
-    return [wire for wire in wires if not args.wires or wire in (*args.wires.split(";"), "float32")]
+    return [wire for wire in wires if not args.wires or wire in (*args.wires.split(";"), FLOAT32)]
 
 
 def tuned(tasks: list[str], results: Results) -> dict[tuple[str, str, str], Case]:
     """The choices of every task, sync and wire, from runs on one more seed."""
-    syncs = syncs_of(results.args)
-    keys = [(task, sync) for task in tasks for sync in syncs]
-    grids = {key: [first(*key, results.args)._replace(lr=lr) for lr in LRS[key]] for key in keys}
+    args, choices, grids = results.args, {}, {}
+    for task in tasks:
+        for sync in syncs_of(args):
+            for wire in wires_of(sync, args):
+                case = choices[task, sync, wire] = first(task, sync, args)._replace(wire=wire)
+                like = LIKE.get(wire, wire)
+                if sync == "DiLoCo" and like in TUNED and not args.quick:
+                    grids[task, sync, wire] = [
+                        case._replace(wire=like, outer_lr=a, outer_momentum=m, feedback=decay)
+                        for a, m, decay in TUNED[like]
+                    ]
     results.need([case for cases in grids.values() for case in cases])
-    for task in tasks if "DiLoCo" in syncs else []:
-        best = results.best(grids[task, "DiLoCo"])
-        grids[task, "DiLoCo"] += [best._replace(outer_lr=a, outer_momentum=m) for a, m in OUTER]
-    results.need([case for cases in grids.values() for case in cases])
-    dense = {key: results.best(cases) for key, cases in grids.items()}
-    several = {
-        (task, wire): [
-            dense[task, "DiLoCo"]._replace(wire=wire, outer_lr=a, outer_momentum=m, feedback=(*decay, None)[0])
-            for a, m, *decay in grid
-        ]
-        for wire, grid in TUNED.items()
-        for task in tasks
-        if "DiLoCo" in syncs and wire in wires_of("DiLoCo", results.args)
-    }
-    results.need([case for cases in several.values() for case in cases])
-    choices = {
-        (task, sync, wire): dense[task, sync]._replace(wire=wire)
-        for task, sync in keys
-        for wire in wires_of(sync, results.args)
-    }
-    choices |= {(task, "DiLoCo", wire): results.best(cases) for (task, wire), cases in several.items()}
-    choices |= {
-        (task, "DiLoCo", wire): choices[task, "DiLoCo", other]._replace(wire=wire)
-        for wire, other in LIKE.items()
-        for task in tasks
-        if {(task, "DiLoCo", wire), (task, "DiLoCo", other)} <= {*choices}
-    }
+    for (task, sync, wire), cases in grids.items():
+        if not any(map(results.has, cases)):
+            del choices[task, sync, wire]
+            continue
+        best = results.best(cases)
+        decay = best.feedback if best.wire == wire else None  # another wire has its own
+        choices[task, sync, wire] = best._replace(wire=wire, feedback=decay)
     return choices
 
 
 def differences(rows: list[dict[str, Any]], base: list[dict[str, Any]], name: str) -> list[float]:
     """Relative to the float32 run of the same seed."""
-    pairs = zip(rows, base, strict=True)
+    pairs = zip(rows, base, strict=False)
     return [row[name] / other[name] - 1 if math.isfinite(row[name]) else math.inf for row, other in pairs]
 
 
@@ -357,45 +400,46 @@ def main() -> None:
     parser.add_argument("--sync", choices=("both", *SYNCS), default="both")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tuning-seed", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=2048, help="with DiLoCo")
-    parser.add_argument("--all-reduce-steps", type=int, default=768)
+    parser.add_argument("--steps", type=int, default=1024, help="with DiLoCo")
+    parser.add_argument("--all-reduce-steps", type=int, default=256)
+    parser.add_argument("--warm", type=int, help=f"steps of the common start, instead of {WARM}")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--text-batch", type=int, default=16)
     parser.add_argument("--width", type=int, default=8, help="of the ResNet")
-    parser.add_argument("--examples", type=int, default=20_000)
+    parser.add_argument("--pixels", type=int, default=8, help="of an image's side: means over squares of CIFAR-10's 32")
+    parser.add_argument("--examples", type=int, default=40_000)
     parser.add_argument("--layers", type=int, default=1, help="of the transformer")
-    parser.add_argument("--tests", type=int, default=4_000, help="images of each part that are evaluated")
-    parser.add_argument("--windows", type=int, default=3_000, help="windows of text of each part that are evaluated")
+    parser.add_argument("--tests", type=int, default=10_000, help="images of each part that are evaluated")
+    parser.add_argument("--windows", type=int, default=6_000, help="windows of text of each part that are evaluated")
+    parser.add_argument("--length", type=int, default=16, help="words of a window")
     parser.add_argument("--vocabulary", type=int, default=500)
     parser.add_argument("--wires", help="some of them, separated by semicolons; float32 is always among them")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--kept-only", action="store_true", help="show what --out has: no run")
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, no tuning: do they run?")
     parser.add_argument("--plot", metavar="FILE", help="draw losses against bytes")
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
     parser.add_argument("--table", metavar="FILE", help="also write what docs/make_tables.py needs")
     args = parser.parse_args()
     if args.quick:
-        args.steps = args.all_reduce_steps = 32
+        args.steps = args.all_reduce_steps = args.warm = 32
         args.seeds, args.examples, args.tests, args.windows = 1, 2_000, 500, 200
     started, tasks = time.time(), list(TASKS) if args.task == "both" else [args.task]
     results = Results(args)
-    if args.quick:
-        choices = {
-            (task, sync, wire): first(task, sync, args)._replace(wire=wire)
-            for task in tasks
-            for sync in syncs_of(args)
-            for wire in wires_of(sync, args)
-        }
-    else:
-        choices = tuned(tasks, results)
+    args.folder = Path(args.out).with_suffix(".start") if args.out else tempfile.mkdtemp()
+    Path(args.folder).mkdir(exist_ok=True)
+    choices = tuned(tasks, results)
     cases = {which: [case._replace(seed=seed) for seed in range(args.seeds)] for which, case in choices.items()}
     results.need([case for seed in zip(*cases.values(), strict=True) for case in seed])
+    runs = {which: [results.get(case) for case in seeds if results.has(case)] for which, seeds in cases.items()}
     panels, ratios = {}, {}
     for task in tasks:
         for sync in syncs_of(args):
-            title, wires = f"{TASKS[task]}, {sync}", wires_of(sync, args)
-            panels[title] = {wire: [results.get(case) for case in cases[task, sync, wire]] for wire in wires}
-            ratios |= table(title, panels[title], {wire: choices[task, sync, wire] for wire in wires})
+            title = f"{TASKS[task]}, {sync}"
+            wires = [wire for wire in wires_of(sync, args) if runs.get((task, sync, wire))]
+            if FLOAT32 in wires:
+                panels[title] = {wire: runs[task, sync, wire] for wire in wires}
+                ratios |= table(title, panels[title], {wire: choices[task, sync, wire] for wire in wires})
     print(f"\n{time.time() - started:.0f} s, {args.seeds} seeds")
     if args.table:
         write_table(args, panels, choices)

@@ -50,25 +50,34 @@ def stored(measured: dict[str, Any], table: str) -> str:
 
 
 def five_users(measured: dict[str, Any], user: str) -> str:
-    """The choices of one user, the fastest first."""
+    """The choices of one user, the fastest first, and the verdict of `equipoise compare`."""
     body = []
     for row in measured[user]["rows"]:
         recipe, spent = row["recipe"], row["spent"]
         if row["reached"] < row["seeds"]:
             time = f"reached with {row['reached']} of {row['seeds']} seeds"
         else:
-            time = f"{digits(row['seconds'])} ± {digits(row['deviation'])}"
+            spread = f" ± {digits(row['deviation'])}" if row["seeds"] > 1 else ""
+            time = f"{digits(row['seconds'])}{spread}"
         period = recipe.get("period", 1)
         steps = period["steps"] if isinstance(period, dict) else period
         settings = [f"lr {recipe['lr']:g}", *([f"period {steps}"] if steps > 1 else [])]
         settings += [f"momentum {recipe['momentum']:g}"] if "momentum" in recipe else []
         waiting = f"{spent['wait'] / sum(spent.values()):.0%}" if spent else ""
-        cells = [row["choice"], time, f"{row['examples']:,.0f}", digits(row["bytes"] / 1e6), waiting, ", ".join(settings)]
+        cells = [
+            row["choice"],
+            time,
+            f"{row['examples']:,.0f}",
+            digits(row["bytes"] / 1e6),
+            waiting,
+            ", ".join(settings),
+        ]
         body.append([*cells, f"{row['local_accuracy']:.2f}"] if user == "many" else cells)
     body[0][0] = f"**{body[0][0]}**"
     target = measured[user]["until"].replace("=", " ")
     head = ["choice", f"simulated s to {target}", "examples", "MB sent", "waiting", "tuned"]
-    return lines([*head, "accuracy of a worker"] if user == "many" else head, body)
+    table = lines([*head, "accuracy of a worker"] if user == "many" else head, body)
+    return f"{table}\n*Verdict of `compare`:* {measured[user]['sentence']}\n"
 
 
 def wire_time(measured: dict[str, Any], rate: str) -> str:
@@ -111,6 +120,120 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
     return lines(["wire", *(f"/ 16 steps, {m}" for m in models), "/ time saved at 1 Gbit"], body)
 
 
+def adaptive_batch(measured: dict[str, Any], task: str) -> str:
+    """Rules against the first one, the small constant batch: quality of each seed, what is lost, rounds."""
+    rows = measured[task]
+    small, text = next(iter(rows.values())), task.startswith("text")
+    body = []
+    for name, row in rows.items():
+        mean, own = statistics.mean(row["quality"]), statistics.mean(small["quality"])
+        lost = f"{100 * (mean / own - 1):.1f} %" if text else f"{own - mean:.1f}"
+        part = statistics.mean(row["rounds"]) / statistics.mean(small["rounds"])
+        each = ", ".join(f"{value:.3f}" if text else f"{value:.1f}" for value in row["quality"])
+        shown = f"{mean:.3f}" if text else f"{mean:.1f}"
+        counts = [f"{statistics.mean(row['rounds']):.0f}", "" if row is small else f"{part:.2f}"]
+        body.append(
+            [name, shown, each, "" if row is small else lost, *counts, digits(statistics.mean(row["megabytes"]))]
+        )
+    metric = "test loss" if text else "accuracy %"
+    return lines(["local batch", metric, "seeds", "lost", "rounds", "fraction", "MB sent"], body)
+
+
+def partition_processes(measured: dict[str, Any], view: str) -> str:
+    """Seconds with equal blocks, and with blocks by speed relative to them."""
+    body = []
+    for mean, rows in measured["rows"].items():
+        base = rows["equal"]["seconds"]
+        parts = [f"{rows[blocks]['seconds'] / base:.2f}" for blocks in ("declared", "measured")]
+        computing = max(rows["measured"]["compute"]) / max(rows["equal"]["compute"])
+        body.append([mean, digits(base), *parts, f"{computing:.2f}", f"{measured['ideal']:.2f}"])
+    head = ["mean batch", "equal blocks, s", "declared speeds", "measured speeds", "of these, computing alone", "ideal"]
+    return lines(head, body)
+
+
+def gossip(measured: dict[str, Any], view: str) -> str:
+    """Steps beside DDP's in the same run, or ours beside those of decent-dp that send as much."""
+    places = [place for place in ("one host", "1gbit", "100mbit") if place in measured]
+    heads = {"one host": "one host", "1gbit": "1 Gbit", "100mbit": "100 Mbit"}
+    first, names = measured["one host"], []
+    for place in places:
+        names += [name for name in measured[place]["ratios"] if name not in names]
+    wanted = [name for name in names if name.endswith("/ DDP") == (view == "DDP")]
+    if view == "peer":
+        wanted = [name for name in wanted if all(name in measured[place]["ratios"] for place in places)]
+        wanted = [name for name in wanted if "ring," not in name]  # two neighbours, twice the bytes
+    body = []
+    for name in wanted:
+        ours = name.split(" / ")[0]
+        sent = first["vectors"].get(ours, 1.0)  # decent-dp talks to one neighbour in each step
+        cells = [
+            f"{measured[place]['ratios'][name]:.2f}" if name in measured[place]["ratios"] else "" for place in places
+        ]
+        body.append([ours if view == "DDP" else name, *([f"{sent:g}"] if view == "DDP" else []), *cells])
+    columns = [heads[place] for place in places]
+    if view == "DDP":
+        return lines(["step / DDP", "vectors sent per worker", *columns], body)
+    return lines(["step / step", *columns], body)
+
+
+def wire_training(measured: dict[str, Any], sync: str) -> str:
+    """Losses of the mean model, their differences from float32 of the same seed, and the spread of these."""
+    tables = {title: rows for title, rows in measured["tables"].items() if title.endswith(f", {sync}")}
+    tasks = [title.split(",")[0] for title in tables]
+    head = ["wire", "message", "sent"]
+    for task in tasks:
+        head += [f"{task}: loss", "over float32, %", "seeds", "test accuracy, %"]
+    body = []
+    for wire in dict.fromkeys(wire for rows in tables.values() for wire in rows):
+        cells, factors = [], ["-", "-"]
+        for rows in tables.values():
+            seeds, base = rows.get(wire, []), rows["float32"]
+            if not seeds:
+                cells += ["-"] * 4
+                continue
+            if factors == ["-", "-"]:
+                factors = [
+                    digits(4 * seeds[0]["elements"] / seeds[0]["message"]),
+                    digits(base[0]["sent"] / seeds[0]["sent"]),
+                ]
+            over = [100 * (row["loss"] / other["loss"] - 1) for row, other in zip(seeds, base, strict=False)]
+            spread = f" ({min(over):+.2f} to {max(over):+.2f})" if len(over) > 1 else ""
+            cells += [
+                f"{statistics.mean(row['loss'] for row in seeds):.4f}",
+                "" if wire == "float32" else f"{statistics.mean(over):+.2f}{spread}",
+                str(len(seeds)),
+                f"{100 * statistics.mean(row['test_accuracy'] for row in seeds):.1f}",
+            ]
+        body.append([f"`{wire}`", *factors, *cells])
+    return lines(head, body)
+
+
+def plan_validation(measured: dict[str, Any], view: str) -> str:
+    """The first choice of each case: what was promised, what it took, and what the fastest of those measured took."""
+    body = []
+    for name, case in measured.items():
+        real = {choice: average(row["real"]) for choice, row in case["choices"].items()}
+        own, fastest = case["choices"][case["first"]], min(real, key=lambda choice: real[choice])
+        (low, high), ratio = case["interval"], real[case["first"]] / real[fastest]
+        body.append(
+            [
+                name,
+                case["first"],
+                f"{digits(case['seconds'])} ({digits(low)} to {digits(high)})",
+                " ".join("-" if seconds is None else digits(seconds) for seconds in own["real"]),
+                "the first" if ratio == 1 else f"{fastest}: {digits(real[fastest])}",
+                f"{ratio:.2f}" if ratio <= 1.1 else f"**{ratio:.2f}**",
+            ]
+        )
+    head = ["case", "first choice", "predicted s (interval)", "real s, new seeds", "the fastest", "first / fastest"]
+    return lines(head, body)
+
+
+def average(seconds: list[float | None]) -> float:
+    """Infinite if a run did not reach the target in time."""
+    return math.inf if None in seconds else statistics.mean(s for s in seconds if s is not None)
+
+
 def detag(measured: dict[str, Any], view: str) -> str:
     """Final losses, mean and range of the seeds; bold where a method is ahead of the three rivals in every seed."""
     settings = list(measured)
@@ -137,36 +260,35 @@ _FREE = ("D-RR", "flip-flop", "paired reversal")
 
 
 def order_seconds(measured: dict[str, Any], task: str) -> str:
-    """Losses at equal epochs and at equal seconds (epochs times the cost of a step), mean and range of the seeds.
+    """Losses at equal epochs, and at equal seconds where the cost of a step was measured; mean and range of the seeds.
 
     A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them.
     """
-    runs, costs = measured[task], measured["costs"]
-    body, at_equal = [], {}
-    for name, seeds in runs.items():
-        epochs = len(next(iter(seeds.values())))
-        paid = min(epochs, int(epochs / costs[name]))
-        ends = [statistics.mean(values[epochs - 3 : epochs]) for _, values in sorted(seeds.items())]
-        at_equal[name] = [statistics.mean(values[paid - 3 : paid]) for _, values in sorted(seeds.items())]
-        body.append([name, f"{costs[name]:.2f}", _range(ends), str(paid), _range(at_equal[name])])
-    for row in body:
-        free = [at_equal[name] for name in _FREE if name in at_equal]
-        ahead = sum(all(mine < other[i] for other in free) for i, mine in enumerate(at_equal[row[0]]))
-        row.append("" if row[0] in _FREE else f"{ahead} of {len(at_equal[row[0]])}")
+    runs, costs = measured[task], measured["costs"].get(task, {})
+    seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
+    epochs = len(next(iter(runs.values()))[seeds[0]])
+    costs = dict.fromkeys(_FREE, 1.0) | costs
+    paid = {name: min(epochs, int(epochs / costs.get(name, 1.0))) for name in runs}
+    ends = {name: [_settled(of[seed], epochs) for seed in seeds] for name, of in runs.items()}
+    then = {name: [_settled(of[seed], paid[name]) for seed in seeds] for name, of in runs.items()}
+    body = []
+    for name in runs:
+        row = [name, f"{costs[name]:.2f}" if name in costs else "not measured", _range(ends[name])]
+        row += [str(paid[name]), _range(then[name])] if name in costs else ["-", "-"]
+        used = then if name in costs else ends
+        ahead = sum(all(mine < used[other][i] for other in _FREE) for i, mine in enumerate(used[name]))
+        body.append([*row, "" if name in _FREE else f"{ahead} of {len(seeds)}"])
     head = ["order", "cost of a step", f"loss after {epochs} epochs", "epochs at equal seconds", "loss then"]
-    return lines([*head, "seeds in which it is ahead of all free orders"], body)
+    return lines([*head, "seeds ahead of all free orders"], body)
+
+
+def _settled(values: list[float], epochs: int) -> float:
+    """The mean over the last three epochs: where a random order's last epoch ends is luck."""
+    return statistics.mean(values[max(0, epochs - 3) : epochs])
 
 
 def _range(values: list[float]) -> str:
     return f"{digits(statistics.mean(values))} ({digits(min(values))} to {digits(max(values))})"
-
-
-def order_cost(measured: dict[str, float], view: str) -> str:
-    """Time of an ordered step / a plain step."""
-    names = list(dict.fromkeys(name.split(": ")[1] for name in measured if name.endswith(" / plain")))
-    tasks = list(dict.fromkeys(name.split(": ")[0] for name in measured))
-    body = [[n.split(" / ")[0], *(f"{measured[f'{task}: {n}']:.2f}" for task in tasks)] for n in names]
-    return lines(["", *tasks], body)
 
 
 def order_processes(measured: dict[str, float], view: str) -> str:
@@ -184,7 +306,7 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
     keys = [name.split(", ") for name in measured]
     orders = list(dict.fromkeys(key[0] for key in keys))
     columns = list(dict.fromkeys((key[1], key[2]) for key in keys))
-    body = [[o, *(f"{measured[f'{o}, {d}, {w}']:.1f}" for d, w in columns)] for o in orders]
+    body = [[o, *(f"{measured.get(f'{o}, {d}, {w}', math.nan):.1f}" for d, w in columns)] for o in orders]
     return lines(["", *(f"{d.replace('dimensions', 'dim.')}, {w.replace('workers', 'w.')}" for d, w in columns)], body)
 
 
@@ -193,9 +315,13 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time": wire_time,
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
+    "adaptive_batch": adaptive_batch,
+    "partition_processes": partition_processes,
+    "wire_training": wire_training,
+    "gossip": gossip,
+    "plan_validation": plan_validation,
     "detag": detag,
     "order_seconds": order_seconds,
-    "order_cost": order_cost,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
 }

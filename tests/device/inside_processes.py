@@ -6,6 +6,8 @@ test_device.py runs this file in a process of its own, which never computes a gr
 from __future__ import annotations
 
 import multiprocessing
+import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import equipoise as eq
 from equipoise.comm.base import Comm
@@ -102,6 +106,54 @@ def test_a_group_for_the_device_alone_is_used_directly_and_gloo_beside_it(tmp_pa
         assert first["cpu"][name] == second["cpu"][name]
     assert first["cpu"][0] == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
     assert first["objects"] == second["objects"] == [0, 1]
+
+
+def loops(comm: Comm) -> list[float]:
+    """A sampler, bfloat16 gradients, a sync that follows the loss, an evaluation: on the device throughout."""
+    data = TensorDataset(toy.INPUTS, toy.TARGETS)
+    found = []
+    for sync, dtype in ((eq.sync.AllReduce(), torch.bfloat16), (eq.sync.LSGD(), torch.float32)):
+        torch.manual_seed(0)
+        net = nn.Linear(toy.INPUTS.shape[1], 4, dtype=dtype).to(HERE)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        sampler = eq.Sampler(data, batch=8)
+        period = 1 if dtype == torch.bfloat16 else 2
+        with eq.attach(net, sgd, sync=sync, sampler=sampler, period=period, deterministic=True, final="mean") as loop:
+            for indices in sampler:
+                sgd.zero_grad()
+                outputs = net(toy.INPUTS[indices].to(HERE, dtype))
+                loss = nn.functional.cross_entropy(outputs.float(), toy.TARGETS[indices].to(HERE))
+                loss.backward()
+                loop.loss = loss.item()
+                sgd.step()
+        found += [p.double().sum().item() for p in net.parameters()]
+    return found
+
+
+def in_its_group(rank: int, port: int) -> tuple[list[float], int]:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    strictccl.register()
+    dist.init_process_group(strictccl.NAME)
+    (found,) = eq.spawn(loops, 2, deterministic=True, device=HERE, timeout=30.0)
+    dist.destroy_process_group()
+    return found, strictccl.StrictCCL.calls
+
+
+def virtually() -> list[float]:
+    found: list[float] = eq.spawn(loops, 2, virtual=True, device=HERE)[0]
+    return found
+
+
+def test_loops_in_a_group_for_the_device_alone_give_the_bits_of_virtual_workers() -> None:
+    """From the first batch of the sampler to the end of `spawn`: no tensor of the CPU reaches its backend."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        jobs = [pool.submit(in_its_group, rank, port) for rank in range(2)]
+        (one, calls), (two, _) = (job.result(timeout=60) for job in jobs)
+    assert calls > 0
+    assert one == two == elsewhere(virtually)
 
 
 # -- processes that are not forked ------------------------------------------------------------------------------------

@@ -42,8 +42,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "diloco": {"sync": eq.sync.DiLoCo(), "period": 2},
     "d-psgd": {"sync": eq.sync.DPSGD(topology=RING)},
     "dsgt": {"sync": eq.sync.DSGT(topology=RING)},
-    "detag": {"sync": eq.sync.DeTAG(topology=RING)},
-    "sgp": {"sync": eq.sync.SGP()},
     "easgd": {"sync": eq.sync.EASGD(), "period": 2},
     "mgrawa": {"sync": eq.sync.MGRAWA(), "period": 2},
     "lgrawa": {"sync": eq.sync.LGRAWA(source="last", prox=0.1), "period": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.core.errors import UserError
-from equipoise.loop.speeds import Work
+from equipoise.loop.speeds import Work, balanced_rates
 
 
 def test_slower_steps_are_slower() -> None:
@@ -64,3 +65,21 @@ def test_a_slower_machine_takes_longer_for_its_work_and_not_for_its_waits() -> N
     waited = time.perf_counter()
     work.slow_down(3.0)
     assert time.perf_counter() - waited >= 0.06
+
+
+def test_batches_of_equal_time_where_a_step_has_a_fixed_cost() -> None:
+    """Workers 1, 2, 4 and 8 times as fast; a step costs as much as 18 examples whatever its batch."""
+    slow = [8.0, 4.0, 2.0, 1.0]
+    times = [[0.001 * s * (18 + b) for s in slow] for b in (64, 16)]
+    rates = balanced_rates(64, 16, *times)
+    total = (256 + 4 * 18) / sum(1 / s for s in slow)  # by hand: s (18 + b) = T, sum b = 256
+    expected = [total / s - 18 for s in slow]
+    assert [rate / sum(rates) for rate in rates] == pytest.approx([b / 256 for b in expected])
+    assert rates == pytest.approx([b / (0.001 * total) for b in expected]), "examples per second at these batches"
+    assert balanced_rates(8, 2, [0.001 * s * 26 for s in slow], [0.001 * s * 20 for s in slow])[0] > 0, (
+        "none is left out"
+    )
+    plain = balanced_rates(64, 16, [0.064 * s for s in slow], [0.016 * s for s in slow])
+    assert plain == pytest.approx([1000 / s for s in slow]), "without a fixed cost: the rates as measured"
+    noise = balanced_rates(64, 16, [0.01, 0.02], [0.011, 0.02])
+    assert all(0 < rate < math.inf for rate in noise), "a small batch that took longer than a large one"

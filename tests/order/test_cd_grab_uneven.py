@@ -26,8 +26,8 @@ MODES = {
     "stale": {"signal": "exact", "coordinate": "stale"},
     "projection": {"signal": "projection", "every": 1, "sweeps": 1},
     "last layer": {"signal": "last-layer", "every": 1, "sweeps": 1},
-    "kept": {"every": 2},
-    "kept groups": {"group": 3, "every": 1},
+    "kept": {"signal": "projection", "every": 2, "sweeps": 4},
+    "kept groups": {"signal": "projection", "group": 3, "sweeps": 4},
     "groups": {"signal": "exact", "group": 3},
     "batches": {"signal": "batch", "group": 3},
 }

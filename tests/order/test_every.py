@@ -56,7 +56,7 @@ def trained(order: Any, epochs: int, **options: Any) -> dict[str, Any]:
     return eq.train(net, nn.CrossEntropyLoss(), (X, Y), order=order, epochs=epochs, **options).result
 
 
-@pytest.mark.parametrize("options", [{"signal": "exact"}, {"signal": "last-layer", "sweeps": 1}, {}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"signal": "last-layer"}, {"signal": "projection", "sweeps": 8}], ids=str)
 def test_an_epoch_that_is_not_learned_from_sends_nothing(options: dict[str, Any]) -> None:
     """Beyond plain training. The messages of a learned epoch arrive, at the latest, when the next one begins."""
     plain = [trained(eq.order.Reshuffle(), epochs)["bytes"] for epochs in (2, 3, 6)]
@@ -64,7 +64,7 @@ def test_an_epoch_that_is_not_learned_from_sends_nothing(options: dict[str, Any]
     extra = [a - b for a, b in zip(sent, plain, strict=True)]
     assert extra[0] > 0
     assert extra[0] == extra[1]
-    assert (extra[2] > extra[1]) == (options != {})  # the sketches of epoch 5 are sent when epoch 6 begins
+    assert (extra[2] > extra[1]) == ("sweeps" not in options)  # the sketches of epoch 5 are sent when epoch 6 begins
 
 
 def test_the_signal_rests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +76,14 @@ def test_the_signal_rests(monkeypatch: pytest.MonkeyPatch) -> None:
         return watching(self, model, examples)
 
     monkeypatch.setattr(eq.signal.Projection, "watching", counted)
-    trained(PairBalance(every=3), 4, workers=1, batch=10)
+    trained(PairBalance(signal="projection", every=3), 4, workers=1, batch=10)
     assert len(watched) == 2 * 6
 
 
 @pytest.mark.parametrize("steps", [3, 7, 12, 22])
 def test_stopped_in_any_epoch_and_resumed(steps: int, tmp_path: Path) -> None:
     """Five steps per epoch, of which one in three is learned from; processes give the bits of virtual workers."""
-    order = CDGraB(every=3)
+    order = CDGraB(signal="projection", every=3, sweeps=4)
     undisturbed = trained(order, 6)["params_sha256"]
     trained(order, None, steps=steps, out=tmp_path)  # type: ignore[arg-type]
     assert trained(order, 6, out=tmp_path, resume=True)["params_sha256"] == undisturbed
@@ -93,7 +93,7 @@ def test_stopped_in_any_epoch_and_resumed(steps: int, tmp_path: Path) -> None:
 
 def test_own_loop_needs_no_watching_in_such_an_epoch() -> None:
     """`watching` may stay where it is, and costs nothing; it may be left out, too."""
-    sampler, model = eq.Sampler((X, Y), order=PairBalance(every=3), batch=10), net()
+    sampler, model = eq.Sampler((X, Y), order=PairBalance(signal="projection", every=3, sweeps=4), batch=10), net()
     for epoch in range(4):
         for batch in sampler:
             if sampler.order.learning:
@@ -103,10 +103,3 @@ def test_own_loop_needs_no_watching_in_such_an_epoch() -> None:
                 with sampler.watching(model):
                     pass
     assert sampler.order.learning
-
-
-def test_the_cost_of_an_order_is_that_of_the_epochs_it_learns_from() -> None:
-    """Default: one in five."""
-    order = bound(CDGraB(), 8)
-    learned = [order.learning for epoch in range(10) if order.epoch(epoch) is not None]
-    assert learned == [True, False, False, False, False] * 2

@@ -138,7 +138,7 @@ def test_with_sketches_a_tenth_of_the_bytes_of_factors() -> None:
         return eq.train(net, nn.CrossEntropyLoss(), data, order=order, **options).result["bytes"]
 
     plain, factors = bytes_of(eq.order.Reshuffle()), bytes_of(CDGraB(signal="exact", coordinate="factors"))
-    assert 0 < bytes_of(GossipGraB()) - plain < (factors - plain) / 10
+    assert 0 < bytes_of(GossipGraB(signal="projection")) - plain < (factors - plain) / 10
 
 
 def test_one_worker_is_pair_balance() -> None:
@@ -164,7 +164,7 @@ def test_processes_and_virtual_workers_agree_and_resume(way: str, tmp_path: Path
     def run(**changes: Any) -> dict[str, Any]:
         options: dict[str, Any] = {"workers": 3, "epochs": 3, "batch": 4, "deterministic": True, **changes}
         options["partition"] = eq.partition.IID(speeds=[1, 3, 1])
-        order = GossipGraB(pass_on=way, every=1)
+        order = GossipGraB(signal="projection", pass_on=way)
         return eq.train(net, nn.CrossEntropyLoss(), data, order=order, **options).result
 
     virtual, processes = run(), run(virtual=False)

@@ -78,7 +78,7 @@ def test_workers_that_change_speed_get_other_blocks(
 ) -> None:
     table = {0: [1.0, 1.0], 1: [1.0, 4.0] if divided else [1.0, 1.005]}
 
-    def rates(job: Job, comm: Any) -> list[float]:
+    def rates(job: Job, comm: Any, batch: int | None = None) -> list[float]:
         known = comm.__dict__.setdefault("measured", [])
         known.append(1)
         return table[min(len(known) - 1, 1)]
@@ -96,6 +96,30 @@ def test_workers_that_change_speed_get_other_blocks(
         table[0] = table[1]
         resumed = eq.train(model, loss, (X, Y), epochs=4, out=tmp_path / "run", resume=True, **options)
         assert [w["samples"] for w in resumed.result["workers"]] == [165, 435]
+
+
+def test_blocks_and_batches_follow_a_speed_that_changes_within_one_epoch(tmp_path: Path) -> None:
+    """Worker 0 of two equal ones is four times slower from second 2 to 8; an epoch of equal blocks takes 0.75 s."""
+    partition = eq.partition.Stratified(speeds="measured", remeasure=1)
+    options: dict[str, Any] = {"workers": 2, "partition": partition, "batch": eq.batch.Proportional(5)}
+    cluster = eq.Cluster([100.0, 100.0], slow={0: [(2.0, 8.0, 4.0)]})
+    run = eq.train(
+        model, nn.CrossEntropyLoss(), (X, Y), epochs=10, cluster=cluster, out=tmp_path, log_every=1, **options
+    )
+    assert run.result["samples"] == 10 * 150, "no example is lost or repeated"
+    ends = [e["simulated_seconds"] for e in run.events if e["event"] == "evaluate" and e["worker"] == 0]
+    lengths = [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
+    speeds = {
+        e["epoch"]: e["rates"] for e in run.events if e["event"] == "speeds" and e["worker"] == 0 and e["divided"]
+    }
+    begins = [0.0, *ends]
+    for epoch, length in enumerate(lengths):
+        slow = [2.0 <= second <= 8.0 for second in (begins[epoch], begins[epoch] + length)]
+        if slow == [False, False]:
+            assert length == pytest.approx(0.75, rel=0.05)
+        elif slow == [True, True]:
+            assert length == pytest.approx(150 / 125, rel=0.05), "blocks of 30 and 120, batches of 2 and 8"
+    assert len(speeds) == 2, "once when it becomes slow, once when it is back"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import equipoise as eq
+from equipoise.comm.base import Comm
 from equipoise.core.errors import UserError
 from equipoise.core.vector import ModelSize
+from equipoise.data.source import Source
+from equipoise.loop.job import Job, Length
+from equipoise.loop.worker import Worker
 from equipoise.sync import DPSGD
 from equipoise.topology import OnePeer, Ring
 from equipoise.wire import BFloat16
@@ -69,6 +76,44 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_little_else() -> None:
     assert 0 < np.abs(wide - narrow).max() < 0.01
     assert DPSGD().cost(ModelSize(100, 4, wire=BFloat16()), 0, 5, True) == (2, 400)
     sends_what_cost_declares(DPSGD(), sizes=(5,), wire=BFloat16())
+
+
+def test_with_overlap_messages_travel_during_the_gradient_and_at_no_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small message of a meeting would queue behind the model, and the next gradient would wait for both."""
+    during: dict[str, list[bool]] = {"gradient": [], "meeting": []}
+
+    def loop(comm: Comm) -> None:
+        data = Source((torch.randn(32, 3), torch.randn(32, 1)))
+        sync = DPSGD(OnePeer(), combine="before", overlap=True)
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            if torch.is_grad_enabled():  # no evaluation
+                during["gradient"].append(worker.sync.mixing.in_flight)  # type: ignore[attr-defined]
+            return nn.functional.mse_loss(outputs, targets)
+
+        job = Job(
+            model=lambda: nn.Linear(3, 1),
+            loss=loss,
+            train=data,
+            length=Length(steps=5),
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+            sync=sync,
+            log_every=1,
+        )
+        worker = Worker(job, comm)
+        meet = worker.control._meet
+
+        def observed(loss: float) -> Any:
+            during["meeting"].append(worker.sync.mixing.in_flight)  # type: ignore[attr-defined]
+            return meet(loss)
+
+        monkeypatch.setattr(worker.control, "_meet", observed)
+        worker.run()
+
+    eq.spawn(loop, 2, virtual=True)
+    assert sorted(during["gradient"]) == [False] * 2 + [True] * 8  # none is there before the first step
+    assert len(during["meeting"]) >= 10
+    assert not any(during["meeting"])
 
 
 def test_overlap_is_refused_where_it_would_be_another_method() -> None:

@@ -1,4 +1,5 @@
 # Written by: python -m equipoise.config.stubs
+from .annealed import Annealed as Annealed
 from .augmented import Augmented as Augmented
 from .base import Batch as Batch
 from .cabs import CABS as CABS

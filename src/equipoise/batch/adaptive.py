@@ -12,6 +12,7 @@ from ..comm.piggyback import Piggyback, sum_with_piggyback
 from ..core.errors import UserError
 from ..core.method import option
 from .base import Batch
+from .lr_scale import SCALINGS, chosen_scaling, gain
 from .noise import NoiseEstimate
 from .probe import NoiseProbe, ProbeConfig, WorkerReport
 from .probe_examples import ExamplesProbe
@@ -71,6 +72,12 @@ class Adaptive(Batch):
         None,
         help='throughputs: sizes are proportional to these, to "measured" ones or to the "blocks"; equal if none',
         above=0,
+    )
+
+    scale_lr: str = option(
+        "none",
+        help="the learning rate with the batch; auto: linear for SGD, sqrt for other optimizers",
+        choices=(*SCALINGS, "adascale"),
     )
 
     def check(self) -> None:
@@ -135,6 +142,10 @@ class Adaptive(Batch):
 
     def noise(self) -> NoiseEstimate | None:
         return None if self.last_estimate is None else NoiseEstimate(**self.last_estimate)  # type: ignore[arg-type]
+
+    def lr_gain(self, largest: float) -> float:
+        first = self.start * self.context.size
+        return gain(chosen_scaling(self.scale_lr, self.context.optimizer), self.total / first, first, self.noise())
 
     # -- the step -------------------------------------------------------------------------------------------------
     def sizes(self) -> list[int]:

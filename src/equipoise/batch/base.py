@@ -36,3 +36,7 @@ class Batch(Method):
     def noise(self) -> NoiseEstimate | None:
         """The latest estimate of the gradient noise, where the rule measures it."""
         return None
+
+    def lr_gain(self, largest: float) -> float:
+        """What the learning rate of the coming step is multiplied by; `largest` is its largest batch of any worker."""
+        return 1.0

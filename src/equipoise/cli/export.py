@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UserError
+from ..core.errors import CheckpointError, UserError
 from .parser import Parser
 
 if TYPE_CHECKING:

@@ -103,13 +103,13 @@ class VirtualComm(Comm):
     def _compute(self, examples: float) -> float:
         world, me = self._world, self._worker
         seconds = world.cluster.compute(self.rank, examples)
-        if not self.ledger.counting:
-            return seconds
         if not me.described:
-            me.now += seconds
+            me.now += seconds if self.ledger.counting else 0.0
             return seconds
         if self._failures is None:
             self._failures = FailureModel(world.cluster, self.rank, self.seed, me.id)
+        if not self.ledger.counting:  # a measurement: a worker that is slow now is measured so
+            return self._failures.finish(me.now, seconds, returns=True)[1]
         work = seconds * self._failures.factor(self.step)
         now, seconds, away = self._failures.finish(me.now, work, returns=self.leave is None)
         failures = self._failures.outages(max(self.ledger.alive or -1.0, me.entered), now)

@@ -1,6 +1,6 @@
-"""Compare combinations of methods: a grid of recipes, run in parallel, resumable, ranked and explained.
+"""Compare combinations of methods: recipes or choices, run with several seeds, ranked and explained.
 
-`eq.compare(...)` calls `compare` of choices.py: the package and the function have one name.
+The package and its function have one name: `eq.compare(...)` calls `compare` of choices.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .plan import PlannedRun
 
 SPENT = ("compute", "wait", "communicate")
-_CLOCKS = {"simulated_seconds": "simulated s", "seconds": "s", "samples": "examples"}
+_CLOCKS = {"simulated_seconds": "simulated s", "seconds": "s", "samples": "examples", "bytes": "bytes"}
 
 
 RANKINGS = ("time", "goodput")

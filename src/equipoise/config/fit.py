@@ -40,6 +40,12 @@ def check_fit(
     if not period.lockstep:
         _check_asynchronous(period, order, batch)
     remeasured = bool(getattr(partition, "remeasure", 0))
+    learned = getattr(partition, "features", None) == "model"
+    if learned and ((order is not None and order.watches) or not period.lockstep):
+        raise UserError(
+            "features = 'model' redistributes examples after the first epoch: use order reshuffle, a period such as "
+            "every, or eq.features.penultimate(model) of a model that is trained already"
+        )
     if order is not None and order.watches and remeasured:
         raise UserError(
             f"remeasure redistributes examples between epochs and {name_of(order)} learns the order of one block: use "
@@ -87,6 +93,8 @@ def check_elastic(
         for name in ("size", "speeds"):
             if isinstance(getattr(method, name, None), list):
                 raise UserError(f"{axis}.{name} lists a number for each worker, and with elastic workers come and go")
+    if getattr(partition, "features", None) == "model":
+        raise UserError("features = 'model' divides once, and with elastic workers come and go: use other features")
     if partition is not None and name_of(partition) == "from-file":
         raise UserError("a partition file is made for one number of workers: use another partition with elastic")
     for workers in range(max(least, 2), min(most, _SIZES) + 1):

@@ -56,6 +56,16 @@ _FROM_COMM = WorkerInfo()  # stands for the worker behind `comm`, of which nothi
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """What is known of a run before it begins."""
+
+    samples: float  # of all workers, to its end
+    decay: Callable[[float], float] | None = (
+        None  # of the learning rate: its factor at a part of the run; None: unknown
+    )
+
+
+@dataclass(frozen=True)
 class Context:
     """What a method of one worker may use. No method writes anything here for another one to find."""
 
@@ -71,6 +81,7 @@ class Context:
     lockstep: bool = True  # is it known before a step whether a round follows?
     fresh_gradients: FreshGradients | None = None  # gradients on examples drawn for a measurement
     example_gradients: Callable[[int], list[torch.Tensor]] | None = None  # of so many examples of this step's batch
+    forecast: Forecast | None = None  # where the run's length is counted in samples
     emit: Callable[..., None] = no_op_emit  # emit(event, **fields) writes a line to the events
 
     def __post_init__(self) -> None:

@@ -2,7 +2,8 @@
 
 `eq.partition.Submodular(features=...)` takes any of these: "inputs" (the examples themselves, flattened), "bag" (for
 token ids: how often each word occurs), the path of a `.npy` file, an array with one row per example,
-`penultimate(model)`, or your own function from a `DatasetView` to such an array.
+`penultimate(model)`, or your own function from a `DatasetView` to such an array, which has a name on the command line
+("package.module:function"). "model" is the last layer of the model that is trained, after its first epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 from ..core.errors import DataError, UserError
-from .view import DatasetView
+from ..core.user_function import imported, is_function
+from .view import MODEL, DatasetView
 
 _WORDS = 256  # columns of "bag"; words whose ids are equal modulo this share a column
 
@@ -31,6 +33,13 @@ def feature_array(view: DatasetView, features: Any) -> np.ndarray:
             array = inputs(view)
         elif features == "bag":
             array = bag(view)
+        elif features == MODEL:
+            raise UserError(
+                "features = 'model' are those of a model in training, after its first epoch: use them with eq.train or "
+                "equipoise train; here pass eq.features.penultimate(model), or a .npy file"
+            )
+        elif is_function(features) and not features.endswith(".npy"):
+            array = _as_array(imported(features)(view))
         else:
             array = _from_file(features)
     elif isinstance(features, Given):
@@ -101,7 +110,9 @@ def _columns(view: DatasetView) -> tuple[np.ndarray, ...]:
 
 def _from_file(path: str) -> np.ndarray:
     if not path.endswith(".npy"):
-        raise UserError(f"features = {path!r}: takes inputs, bag, or the path of a .npy file")
+        raise UserError(
+            f"features = {path!r}: takes inputs, bag, model, package.module:function, or the path of a .npy file"
+        )
     try:
         array: np.ndarray = np.load(Path(path).expanduser(), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -9,6 +9,8 @@ import numpy as np
 
 from ..core.errors import UserError
 
+MODEL = "model"  # features of the model in training, which exist after its first epoch
+
 
 @dataclass
 class DatasetView:

@@ -167,7 +167,7 @@ class attach:
     def __enter__(self) -> attach:
         comm = current_comm(self.group) if self.levels is None else self.levels.between
         if self.sampler is not None and self.sampler.comm is not comm:
-            raise UserError("the sampler is of other workers: pass it the same group= or mesh= as eq.attach")
+            raise UserError("the sampler is of other workers: pass the same group= or mesh= to both")
         comm.configure(timeout=self.timeout, deterministic=self.deterministic)
         self.island.configure(timeout=self.timeout, deterministic=self.deterministic)
         limits, deadline = self.limits
@@ -332,6 +332,7 @@ class attach:
         if self.clock.step % self.log_every == 0 and (self.claimed or self.shows):
             self.observer.stepped(sum(self._losses) / len(self._losses) if self._losses else math.nan)
             self._losses = []
+        self.step.depart()
 
     def _keep_buffers(self) -> None:
         """A worker that will run dry puts them back after a pass that counts for nothing."""
@@ -473,8 +474,7 @@ class attach:
         """
         if self.log is None:
             raise UserError("resume() needs a folder: pass log='runs/mine' to eq.attach")
-        path = found(self, step)
-        if path is None:
+        if (path := found(self, step)) is None:
             return 0
         put_back(self, path)
         self.open_log(resumed=True, checkpoint=path)

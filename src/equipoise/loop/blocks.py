@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..data.view import DatasetView
+from ..data.view import MODEL, DatasetView
 from ..partition.base import Partition
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 def speeds_are_measured(partition: Partition) -> bool:
     """Does it wait for the speeds of workers that run?"""
     return getattr(partition, "speeds", None) == "measured"
+
+
+def waits_for_model(partition: Partition) -> bool:
+    """Does it divide anew by the model, after the first epoch?"""
+    return bool(getattr(partition, "features", None) == MODEL)
 
 
 def with_speeds(partition: Partition, speeds: list[float] | None) -> Partition:
@@ -57,15 +62,15 @@ def job_blocks(job: Job, comm: Comm) -> list[np.ndarray]:
     first = comm.membership is None or comm.membership.roster.generation == 0
     if first and job.blocks is not None and len(job.blocks) == comm.size:
         return job.blocks
-    if not speeds_are_measured(job.partition):
-        return shared_blocks(job.partition, job.train.view(), comm, job.seed)
-    if job.resume is not None:
+    if job.resume is not None and (speeds_are_measured(job.partition) or waits_for_model(job.partition)):
         kept = _kept_blocks(job.resume, comm)
         if kept is not None:
-            return kept  # measured again, they would be others
-    from .speeds import job_rates
+            return kept  # measured again, or by another model, they would be others
+    if not speeds_are_measured(job.partition):
+        return shared_blocks(job.partition, job.train.view(), comm, job.seed)
+    from .speeds import settled_rates
 
-    partition = with_speeds(job.partition, job_rates(job, comm))
+    partition = with_speeds(job.partition, settled_rates(job, comm))
     started = time.perf_counter()
     blocks = shared_blocks(partition, job.train.view(), comm, job.seed)
     job.division_seconds = time.perf_counter() - started

@@ -69,7 +69,8 @@ def island_of(levels: Levels, model: nn.Module) -> tuple[Island, nn.Module]:
         _refuse_other_ranks("DistributedDataParallel", joined, island)
         if sharded:
             raise UserError("the model is wrapped in DistributedDataParallel and sharded by FSDP: leave one out")
-        return Island(levels.inside, replicas=len(island)), wrapper.module if model is wrapper else model
+        held: Any = wrapper.module
+        return Island(levels.inside, replicas=len(island)), held if model is wrapper else model
     if not sharded:
         if len(island) > 1:
             raise UserError(

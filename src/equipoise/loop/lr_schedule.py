@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..batch.lr_scale import gain
+from ..core.context import Forecast
 from ..core.errors import UserError
 
 if TYPE_CHECKING:
-    from ..batch.noise import NoiseEstimate
+    from .job import Length
     from .worker import Worker
 
 
@@ -28,22 +30,16 @@ def factor(kind: str, warmup: float, done: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * rest)) if kind == "cosine" else 1.0
 
 
-def gain(scaling: str, scale: float, first: float, noise: NoiseEstimate | None) -> float:
-    """What the learning rate is multiplied by when all workers' batch is `scale` times the `first` one.
-
-        linear: S        sqrt: sqrt(S)        adascale: (s + q) / (s / S + q),  s = tr S / first batch, q = |G|^2
-
-    AdaScale grows with the batch as long as noise rules and no longer once the gradient does; it lies between 1 and S.
-    References: Goyal et al., 2017 (arXiv 1706.02677); Johnson, Agrawal, Gu, Guestrin, AdaScale SGD, ICML 2020.
-    """
-    if scaling == "linear":
-        return scale
-    if scaling == "sqrt":
-        return math.sqrt(scale)
-    if scaling == "adascale" and noise is not None and scale != 1.0:
-        variance, square = noise.variance / first, max(noise.square, 0.0)
-        return (variance + square) / (variance / scale + square) if variance > 0 else 1.0
-    return 1.0
+def forecast(length: Length, examples: int, scheduler: Any) -> Forecast | None:
+    """What a run's length and its schedule tell of it; None where it does not end after a number of samples."""
+    ends = [] if length.samples is None else [float(length.samples)]
+    if length.epochs is not None:
+        ends.append(length.epochs * examples)
+    if not ends:
+        return None
+    if scheduler is None:
+        return Forecast(min(ends), lambda done: 1.0)
+    return Forecast(min(ends), scheduler.decay if isinstance(scheduler, LRSchedule) else None)
 
 
 class LRSchedule:
@@ -56,6 +52,10 @@ class LRSchedule:
         self.rates = [group["lr"] for group in optimizer.param_groups]
         self.worker: Worker | None = None
 
+    def decay(self, done: float) -> float:
+        """The factor of the rate at the part `done` of the run, warm-up left out."""
+        return factor(self.kind, self.warmup, max(done, self.warmup))
+
     def follow(self, worker: Worker) -> None:
         """Take the progress from this worker from now on."""
         self.worker = worker
@@ -63,6 +63,11 @@ class LRSchedule:
             raise UserError(
                 "adascale reads the noise that a batch rule measures: use --batch norm-test or another one that does, "
                 "or scale the learning rate by linear or sqrt"
+            )
+        if self.scaling != "none" and getattr(worker.batch, "scale_lr", "none") != "none":
+            raise UserError(
+                f"scaling = {self.scaling} and batch.scale_lr = {worker.batch.scale_lr} would both multiply the "  # type: ignore[attr-defined]
+                "learning rate: set one of them to none"
             )
         self.first = sum(worker.batch.sizes())  # the rates are those for the batch that the run begins with
         self._set(worker.clock.step)

@@ -32,11 +32,11 @@ def rebalance(worker: Worker) -> None:
     every = getattr(partition, "remeasure", 0)
     if not every or not speeds_are_measured(partition) or worker.clock.epoch % every:
         return
-    from .speeds import job_rates
+    from .speeds import settled_rates
 
     assert isinstance(worker.position, Position)
     started = time.perf_counter()
-    rates = job_rates(job, comm)
+    rates = settled_rates(job, comm)
     sizes = [len(block) for block in worker.position.blocks]
     # What the last division cost says what the next one will; simulated workers get it for nothing.
     cost = 0.0 if comm.virtual else comm.gather_objects(job.division_seconds + time.perf_counter() - started)[0]

@@ -26,7 +26,7 @@ from ..core.finite import first_not_finite
 from ..data.source import Source
 from ..order.base import Order
 from ..partition.base import Partition
-from .blocks import shared_blocks, speeds_are_measured, with_speeds
+from .blocks import shared_blocks, speeds_are_measured, waits_for_model, with_speeds
 from .data_position import DataPoint, DataPosition
 from .islands import check_data, levels_of, part_of_batch
 from .positions import position_of, sizes_of
@@ -88,6 +88,10 @@ class Sampler(BatchSampler):
         self.partition = chosen_partition(partition)
         self.drop_last = drop_last
         check_claims(self.partition, self.order_choice, drop_last)
+        if waits_for_model(self.partition):
+            raise UserError(
+                "features = 'model' needs eq.train, which knows the model: pass eq.features.penultimate(model) instead"
+            )
         if self.inside is not None:
             check_data(self.order_choice, self.partition)
         self.seed, self._step = seed, step

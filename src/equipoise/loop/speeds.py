@@ -121,12 +121,57 @@ class Work:
             time.sleep((times - 1.0) * busy)
 
 
-def job_rates(job: Job, comm: Comm) -> list[float]:
-    """Examples per second of a job's own step on every worker; simulated ones where a cluster is described."""
-    return [rate.median for rate in repeated_job_rates(job, comm)]
+def job_rates(job: Job, comm: Comm, batch: int | None = None) -> list[float]:
+    """Examples per second of a job's own step on every worker; simulated ones where a cluster is described.
+
+    batch: of this worker; one size for all if left out.
+    """
+    return [rate.median for rate in repeated_job_rates(job, comm, batch=batch)]
 
 
-def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None) -> list[Rate]:
+def settled_rates(job: Job, comm: Comm) -> list[float]:
+    """The same where batches will be proportional to the rates: each worker's at the batch that it will have.
+
+    A step costs a_j + c_j b, so a small batch costs more per example: a slow worker is slower still with the small
+    batch that it gets for being slow. Two sizes are timed, and
+
+        b_j = (T - a_j) / c_j,  sum_j b_j as wanted
+
+    are the batches with which all steps take the same time T.
+    """
+    rates = job_rates(job, comm)
+    if comm.virtual or not job.batch.spreads:
+        return rates
+    mean = _mean_size(job)
+    small = max(1, mean // 4)
+    if small == mean:
+        return rates
+    short = [small / rate for rate in job_rates(job, comm, small)]
+    # Again: the first steps of a process are slower, and the difference of both is what counts.
+    long = [mean / rate for rate in job_rates(job, comm)]
+    return balanced_rates(mean, small, long, short)
+
+
+def balanced_rates(mean: int, small: int, long: list[float], short: list[float]) -> list[float]:
+    """Examples per second at the batches, `mean` on average, whose steps take all workers the same time.
+
+    long, short: seconds of a step with `mean` and with `small` examples, by worker.
+    """
+    slopes = [max((a - b) / (mean - small), 1e-3 * a / mean) for a, b in zip(long, short, strict=True)]
+    fixed = [max(0.0, a - slope * mean) for a, slope in zip(long, slopes, strict=True)]
+
+    def sizes(seconds: float) -> list[float]:
+        # A worker whose fixed cost is too high for any batch still takes an example.
+        return [max(1.0, (seconds - a) / c) for a, c in zip(fixed, slopes, strict=True)]
+
+    low, high = 0.0, max(a + c * mean * len(long) for a, c in zip(fixed, slopes, strict=True))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(sizes(middle)) < mean * len(long) else (low, middle)
+    return [b / high for b in sizes(high)]
+
+
+def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None, batch: int | None = None) -> list[Rate]:
     """The same, and how far repetitions are apart.
 
     The step is taken on a model of its own, so that nothing of the training changes.
@@ -135,26 +180,32 @@ def repeated_job_rates(job: Job, comm: Comm, timing: Timing | None = None) -> li
 
     slow = job.slow_down(comm)
     if comm.virtual:
-        # Virtual workers take turns on one processor: only their simulated clock tells them apart.
+        # Virtual workers take turns on one processor: only their simulated clock tells them apart. A step alone: many
+        # would say how fast a worker is going to be, not how fast it is.
+        examples = _mean_size(job)
         with comm.uncounted():
-            return comm.gather_objects(Rate(1e6 / comm.computed(1e6 * slow), 0.0))
+            return comm.gather_objects(Rate(examples / comm.computed(examples * slow), 0.0))
     kept = rng_state()
     try:
-        step, examples = _job_step(job, comm, slow)
+        # The same on all workers where nothing else is said: unlike batches are compared at unlike efficiency.
+        examples = min(len(job.train), _mean_size(job) if batch is None else batch)
+        step = _job_step(job, comm, slow, examples)
         with comm.uncounted():
             return repeated_rates(step, examples, comm, timing)
     finally:
         set_rng_state(kept)
 
 
-def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int]:
+def _mean_size(job: Job) -> int:
+    given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]
+    sizes = [np.max(value) for value in given if isinstance(value, (int, list))]
+    return int(sizes[0]) if sizes else 32
+
+
+def _job_step(job: Job, comm: Comm, slow: float, count: int) -> Callable[[], Any]:
     device = job.device if comm.virtual else placed(job.device, comm.worker)
     model = job.model().to(device).train()
     optimizer = job.optimizer(model.parameters())
-    given = [getattr(job.batch, name, None) for name in ("size", "mean", "start")]
-    sizes = [np.max(value) for value in given if isinstance(value, (int, list))]
-    # The same on all workers: unlike batches would be compared at unlike efficiency.
-    count = min(len(job.train), int(sizes[0]) if sizes else 32)
     stream = np.random.default_rng([job.seed, 61, comm.rank])
 
     def step() -> None:
@@ -168,4 +219,4 @@ def _job_step(job: Job, comm: Comm, slow: float) -> tuple[Callable[[], Any], int
         work.slow_down(slow)
         optimizer.step()
 
-    return step, count
+    return step

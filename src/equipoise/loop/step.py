@@ -1,7 +1,7 @@
 """The one step of a worker: what happens around `optimizer.step()`, in `eq.train` and in a user's own loop alike.
 
 begin -> forward, backward -> computed -> before: observe, sync.before_step
-      -> optimizer.step() -> after: sync.after_step, count
+      -> optimizer.step() -> after: sync.after_step, count -> depart
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from ..batch.base import Batch
 from ..comm.base import Comm
 from ..core.clock import Clock
-from ..core.context import Context, WorkerInfo, no_op_emit
+from ..core.context import Context, Forecast, WorkerInfo, no_op_emit
 from ..core.island import Island
 from ..core.random import follow_generator
 from ..core.vector import Buffers, Flat
@@ -59,6 +59,7 @@ class Step:
         fresh_gradients: FreshGradients | None = None,
         example_gradients: Callable[[int], list[torch.Tensor]] | None = None,
         clock: Clock | None = None,
+        forecast: Forecast | None = None,
         equal: bool = True,
         island: Island | None = None,
     ):
@@ -91,6 +92,7 @@ class Step:
             lockstep=period.lockstep,
             fresh_gradients=fresh_gradients,
             example_gradients=example_gradients,
+            forecast=forecast,
             emit=emit,
         )
         self.period = period.bind(self.context)
@@ -101,6 +103,7 @@ class Step:
         self.plan = StepPlan()
         self._due = False  # does the period ask for a round, whoever is there to take part?
         self._samples = 0
+        self._rates: list[Any] | None = None  # of the optimizer, while a batch rule has them multiplied
         self.guard = Guard(self, nonfinite)
 
     def follow(self, order: Order | None, batch: Batch) -> None:
@@ -111,11 +114,24 @@ class Step:
         """A step on `samples` examples of this worker begins."""
         clock = self.clock
         clock.batch, clock.largest_batch, self._samples = samples, largest_batch, samples
+        self._multiply_rates(1.0 if self.batch is None else self.batch.lr_gain(largest_batch))
         clock.lr = self.optimizer.param_groups[0]["lr"]
         asked = self.talks or (self.batch is not None and self.batch.watches)
         self._due = self.lockstep and asked and self.period.due(clock)
         clock.due = self.talks and self._due
         self.comm.step = clock.step + 1
+
+    def _multiply_rates(self, gain: float) -> None:
+        """For one step: schedules and checkpoints see the rates as they were."""
+        groups = self.optimizer.param_groups
+        if self._rates is not None:
+            for group, rate in zip(groups, self._rates, strict=True):
+                group["lr"] = rate
+            self._rates = None
+        if gain != 1.0:
+            self._rates = [group["lr"] for group in groups]
+            for group in groups:
+                group["lr"] = group["lr"] * gain
 
     def computed(self, cost: float, seconds: float) -> None:
         """The gradient took real `seconds`; on a described cluster, the time of `cost` examples."""
@@ -183,9 +199,15 @@ class Step:
                 self.average_buffers()
         if self.batch is not None and self.batch.watches:
             self.batch.settle()
+        self._multiply_rates(1.0)
         clock.step += 1
         clock.samples += self._samples
         self.guard.keep_buffers()
+
+    def depart(self) -> None:
+        """The next gradient is about to be computed: let the sync send what may travel meanwhile."""
+        if self.clock.due:
+            self.sync.depart(self.flat.gather())
 
     def average_buffers(self) -> None:
         """BatchNorm's statistics become the mean over all workers, and over the ranks of an island."""

@@ -36,7 +36,7 @@ from ..simulate.cluster import Cluster
 from ..simulate.units import duration
 from ..sync.base import Sync
 from ..wire.base import Wire
-from .blocks import speeds_are_measured
+from .blocks import speeds_are_measured, waits_for_model
 from .generations import train_worker
 from .job import Job, Length, chosen_dtype
 from .run_folder import prepare_folder
@@ -262,7 +262,8 @@ def run_job(
     joins = job.elastic is not None and joins_a_run()
     if joins:
         refuse_mismatch(fingerprint_of_the_run(timeout), job.fingerprint)
-    if job.blocks is None and not (joins or under_torchrun() or speeds_are_measured(job.partition)):
+    changed = job.resume is not None and waits_for_model(job.partition)
+    if job.blocks is None and not (joins or under_torchrun() or speeds_are_measured(job.partition) or changed):
         with shown(not job.quiet):  # once here, not in every process
             job.blocks = job.partition.blocks(job.train.view(), workers, job.seed)
 

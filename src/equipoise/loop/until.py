@@ -46,7 +46,6 @@ class Until(NamedTuple):
             self.check_measured(metrics[0])
         return any(self.met_by(each[self.metric]) for each in metrics)
 
-
     def check_measured(self, metrics: Iterable[str]) -> None:
         if self.metric not in metrics:
             raise UserError(f"until {self}: {self.metric} is not measured on this data; known: {', '.join(metrics)}")

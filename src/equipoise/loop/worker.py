@@ -37,11 +37,12 @@ from .example_gradients import example_gradients
 from .fresh_gradients import FreshGradients
 from .gradient import backward, loss_of
 from .job import Job, settings_of
-from .lr_schedule import LRSchedule
+from .lr_schedule import LRSchedule, forecast
 from .overflow import LossScale
 from .positions import position_of, sizes_of
 from .progress import Asynchronous, Lockstep, Progress
 from .rebalance import rebalance
+from .relearn import relearn
 from .result import finish
 from .snapshot import Done, Parts
 from .state import load_worker, state_of
@@ -73,6 +74,9 @@ class Worker:
             self.optimizer = job.optimizer(self.model.parameters())
         else:
             self.model, self.optimizer = before.model, before.optimizer
+        self.scheduler = None
+        if job.scheduler is not None:
+            self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
         self.indices = np.empty(0, dtype=np.int64)  # of the batch at hand
         self.stepper = Step(
             self.model,
@@ -90,6 +94,7 @@ class Worker:
                 self.model, self._loss_of, comm, total_examples=len(job.train), seed=job.seed
             ),
             example_gradients=self._example_gradients,
+            forecast=forecast(job.length, len(job.train), self.scheduler),
             equal=begins,
         )
         step = self.stepper
@@ -110,9 +115,6 @@ class Worker:
         if job.autocast == torch.float16:
             self.scale = LossScale(self.optimizer, comm, self.device, lockstep=step.lockstep)
         self.judged_at = -1  # the step after which the scheduler last saw a loss
-        self.scheduler = None
-        if job.scheduler is not None:
-            self.scheduler = job.scheduler(self.optimizer) if before is None else before.scheduler
         self.progress: Progress = Lockstep(self) if step.lockstep else Asynchronous(self)
         self.slow = job.slow_down(comm)
         self.cost = self.slow * (2 if job.sam is not None else 1)  # of an example, in simulated time
@@ -178,6 +180,7 @@ class Worker:
                 if self.position.steps_left == 0:
                     self.clock.epoch += 1
                     rebalance(self)
+                    relearn(self)
                     self.position.begin(self.clock.epoch)
                 started = time.perf_counter()
                 loss = self.step()
@@ -199,6 +202,7 @@ class Worker:
     def step(self) -> float:
         """One turn of the loop; the loss of this worker's batch (NaN if it had none)."""
         step = self.stepper
+        step.depart()
         self.indices, places = self.position.take()
         step.begin(len(self.indices), self.position.largest)
         began = time.perf_counter()

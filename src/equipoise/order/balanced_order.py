@@ -18,7 +18,6 @@ from .builder import Builder
 from .kept_epoch import KeptEpoch
 from .sign_rules import SIGN_RULES
 
-_EVERY, _SWEEPS = 5, 8  # of signals that are short vectors
 _SIGNAL = "which gradients it uses: exact per-example ones, forward mode, a sketch, the last layer, or one per group"
 
 
@@ -36,14 +35,14 @@ class BalancedOrder(Order):
     STATE: ClassVar[tuple[str, ...]] = ("learned",)
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 
-    signal: str = option("projection", help=_SIGNAL, choices=tuple(SIGNALS))
+    signal: str = option("exact", help=_SIGNAL, choices=tuple(SIGNALS))
     sign: str = option("greedy", help="sign rule", choices=tuple(SIGN_RULES))
     group: int = option(1, help="examples that stay together and are ordered as one unit", least=1)
-    every: int | None = option(
-        None, help="learn from one epoch of so many; left out: 5 with sketches, 1 with other signals", least=1
-    )
-    sweeps: int | None = option(
-        None, help="times that the kept sketches of an epoch are balanced; left out: 8, or 1 without sketches", least=1
+    every: int = option(1, help="learn from one epoch of so many; the others cost nothing", least=1)
+    sweeps: int = option(
+        1,
+        help="times that an epoch is balanced; above 1 its vectors, which must be short, are kept until it ends",
+        least=1,
     )
 
     def check(self) -> None:
@@ -57,12 +56,12 @@ class BalancedOrder(Order):
                 f"{type(self).__name__}(signal='forward', sign={self.sign!r}): forward mode gives no norms, which this "
                 "sign rule needs: use sign = greedy, or signal = exact"
             )
-        if self.sweeps is not None and self.sweeps > 1 and self.signal == "forward":
+        if self.sweeps > 1 and self.signal == "forward":
             raise UserError(
                 f"{type(self).__name__}(signal='forward', sweeps={self.sweeps}): forward mode gives no vectors that "
                 "could be kept: use sweeps = 1, or signal = projection"
             )
-        if self.chosen_sweeps > 1 and self.streams:
+        if self.sweeps > 1 and self.streams:
             raise UserError(
                 f"{self!r}: sweeps balance an epoch after it has ended, and another option asks for signs while it "
                 "runs: use sweeps = 1, or leave the other option out"
@@ -73,21 +72,8 @@ class BalancedOrder(Order):
         """Refuse combinations that only this method cannot handle, with a `UserError` that says the fix."""
 
     def init_state(self) -> None:
-        self.watch_through(signal_of(self.signal, self.group, short=self.chosen_sweeps > 1))
+        self.watch_through(signal_of(self.signal, self.group, short=self.sweeps > 1))
         self.builder = self.make_builder()
-
-    @property
-    def short(self) -> bool:
-        """Is the signal a sketch? Then vectors are kept until an epoch ends, unless `sweeps` is 1."""
-        return self.signal in ("projection", "count-sketch", "last-layer")
-
-    @property
-    def chosen_every(self) -> int:
-        return (_EVERY if self.short else 1) if self.every is None else self.every
-
-    @property
-    def chosen_sweeps(self) -> int:
-        return (_SWEEPS if self.short and not self.streams else 1) if self.sweeps is None else self.sweeps
 
     @property
     def streams(self) -> bool:
@@ -96,9 +82,7 @@ class BalancedOrder(Order):
 
     def keep(self, signature: tuple[float, ...]) -> KeptEpoch:
         """A builder that keeps sketches and balances them when an epoch ends, with other workers if `coordinated`."""
-        return KeptEpoch(
-            self.context, signature, self.group, self.chosen_every, self.sign, self.chosen_sweeps, self.coordinated
-        )
+        return KeptEpoch(self.context, signature, self.group, self.every, self.sign, self.sweeps, self.coordinated)
 
     @abstractmethod
     def make_builder(self) -> Builder:

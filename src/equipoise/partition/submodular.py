@@ -7,11 +7,12 @@ import numpy as np
 
 from ..core.errors import UserError
 from ..core.method import Metadata, option
-from ..data.view import DatasetView
+from ..data.view import MODEL, DatasetView
 from .base import Partition
 from .blocks import Division, blocks_with_notes_logged
 from .capacity import SPEEDS, check_speeds_option, checked_speeds, known_speeds
 from .strata import strata
+from .stratified import Stratified
 
 if TYPE_CHECKING:
     from .engine.greedy import GreedyConfig
@@ -56,7 +57,9 @@ class Submodular(Partition):
     )
     rule: str = option("auto", help="which worker receives an example next", choices=("auto", "paper", "fill"))
     features: Any = option(
-        "inputs", help="inputs, bag (word counts), a .npy file; in Python an array or eq.features..."
+        "inputs",
+        help="inputs, bag (word counts), model (its last layer after the first epoch), a .npy file, "
+        "package.module:function; in Python also an array or eq.features...",
     )
     kernel: str = option("rbf", help="similarity", choices=("rbf", "cosine"))
     gamma: float | str = option(
@@ -92,6 +95,8 @@ class Submodular(Partition):
             raise UserError("engine 'lazy' needs diminishing gains and herding's are not: use engine='incremental'")
         if self.neighbours and self.objective not in ("facility", "graph-cut"):
             raise UserError(f"neighbours works with facility and graph-cut, not {self.objective}: use chunk instead")
+        if self.features == MODEL and self.remeasure:
+            raise UserError("features = 'model' divides once, after the first epoch: set remeasure to 0")
         if self.neighbours and self.objective == "graph-cut" and isinstance(self.lam, str):
             raise UserError("neighbours with graph-cut needs a number for lam: 0.5 keeps it monotone, the paper has 1")
 
@@ -121,6 +126,8 @@ class Submodular(Partition):
         return division
 
     def split(self, view: DatasetView, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+        if self.features == MODEL:  # until there is one
+            return Stratified(speeds=self.speeds, bins=self.bins).split(view, workers, rng)
         return blocks_with_notes_logged(self.plan(view, workers, rng))
 
     def divide(self, x: Any, y: Any = None, workers: int | None = None, seed: int = 0) -> Division:

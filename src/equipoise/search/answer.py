@@ -8,6 +8,7 @@ OUT/report.html       the finals
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from .halving import Search, interval
 from .retime import Variant, sentences
 
 SIMULATION_ERROR = 0.1  # of a simulated time against real workers; docs/clusters.md has the measurements
+_WORTH_SAYING = 0.05
 SECONDS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 _SEARCHED = ("cluster", "virtual", "budget", "out", "keep", "checkpoint_every")  # settings of the search alone
@@ -30,20 +32,24 @@ _SEARCHED = ("cluster", "virtual", "budget", "out", "keep", "checkpoint_every") 
 class Cost(NamedTuple):
     """Of the choice on the cluster: the mean over seeds, and an interval of the seconds in which 80 % of new runs lie.
 
-    The time is that of training: starting the workers, evaluations and checkpoints come on top.
+    The time is that of training. Starting the workers, checkpoints and evaluations come on top; the latter send the
+    mean model once each, in double precision.
     """
 
     seconds: float
     low: float
     high: float
     bytes: float
+    evaluations: float  # seconds
 
     @classmethod
-    def of(cls, results: list[dict[str, Any]]) -> Cost:
-        at = [result["reached"] or result for result in results]
+    def of(cls, runs: list[PlannedRun], search: Search) -> Cost:
+        at = [run.result["reached"] or run.result for run in runs]
         seconds = [float(cost["simulated_seconds"]) for cost in at]
-        mean, sent = (sum(values) / len(at) for values in (seconds, [float(cost["bytes"]) for cost in at]))
-        return cls(mean, *interval(seconds, SIMULATION_ERROR), sent)
+        evaluations = [run.result["epochs"] / run.recipe.plain()["evaluate_every"] for run in runs]
+        each = search.cluster.mean(2 * search.model_bytes)
+        mean, sent, count = (sum(v) / len(at) for v in (seconds, [float(c["bytes"]) for c in at], evaluations))
+        return cls(mean, *interval(seconds, SIMULATION_ERROR), sent, count * each)
 
 
 class Answer(NamedTuple):
@@ -63,9 +69,12 @@ def answer(search: Search, finals: list[PlannedRun], variants: list[Variant], pr
         raise UserError("no final run ended: give the search more --minutes")
     winner, rest = rows[0], rows[1:]
     found = [f"Run {winner.name}."]
-    runs = [run.result for run in finals if run.combination.name == winner.name and run.state == "done"]
-    cost = Cost.of(runs)
-    found.append(_cost_in_words(cost, runs, search, price))
+    runs = [run for run in finals if run.combination.name == winner.name and run.state == "done"]
+    cost = Cost.of(runs, search)
+    found.append(_cost_in_words(cost, [run.result for run in runs], search, price))
+    if cost.evaluations > _WORTH_SAYING * cost.seconds:
+        every = runs[0].recipe.plain()["evaluate_every"]
+        found.append(f"Evaluations, one in {every:g} epochs, take {in_units(cost.evaluations, SECONDS)} more.")
     if rest:
         found.append(_runner_up(winner, rest[0], search))
     found += sentences(variants, winner.name) if search.goal.minimise == "time" else []
@@ -113,18 +122,24 @@ def _runner_up(winner: Row, second: Row, search: Search) -> str:
 
 
 def real_recipe(run: PlannedRun, search: Search) -> Recipe:
-    """The recipe of a finalist for workers that exist: without the simulation, until the target."""
-    recipe = run.combination.recipe.without(*_SEARCHED, "seed")
-    table: dict[str, Any] = {"workers": search.cluster.size, "seed": search.recipe.settings.get("seed", 0)}
-    if search.goal.until is None and search.goal.seconds < float("inf"):
+    """The recipe of a finalist for workers that exist: without the simulation, and it ends where the goal says.
+
+    It evaluates as often as the search did, so that the target is noticed when it was predicted.
+    """
+    given = search.recipe.settings
+    table: dict[str, Any] = {"workers": search.cluster.size, "seed": given.get("seed", 0)}
+    table |= {name: given[name] for name in ("keep", "checkpoint_every") if name in given}
+    if math.isfinite(search.goal.seconds):
         table["budget"] = f"{search.goal.seconds:g}s"
-    return recipe.merged(table)
+    if math.isfinite(search.goal.bytes):
+        table["steps"] = max(1, int(run.result["steps"] * min(1.0, search.goal.bytes / max(1, run.result["bytes"]))))
+    return run.recipe.without(*_SEARCHED, "seed").merged(table)
 
 
 def write(found: Answer, search: Search) -> list[Path]:
     out = search.out
     names = [row.name for row in found.rows]
-    by_name = {run.combination.name: run for run in reversed(found.finals)}
+    by_name = {run.combination.name: run for run in reversed(found.finals) if run.state == "done"}
     paths = [out / "recipe.toml", *([out / "runner-up.toml"] if len(names) > 1 else [])]
     for name, path in zip(names, paths, strict=False):
         real_recipe(by_name[name], search).dump(path)
@@ -134,6 +149,7 @@ def write(found: Answer, search: Search) -> list[Path]:
         "seconds": found.cost.seconds,
         "interval": [found.cost.low, found.cost.high],
         "bytes": found.cost.bytes,
+        "evaluations": found.cost.evaluations,
         "finals": [{"choice": row.name, **row.time._asdict(), "reached": row.reached} for row in found.rows],
         "other_clusters": [variant._asdict() for variant in found.variants],
         "rungs": [

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compare.table import metric_of
+from ..compare.table import byte_unit, metric_of
 from ..core.errors import UserError, did_you_mean
 from ..loop.until import Until
 from ..observe.events import read_events
-from ..simulate.units import SECONDS, quantity
+from ..simulate.units import SECONDS, quantity, seconds
 
 MINIMISE = ("time", "bytes")
 _BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_MONEY = ("USD", "EUR")
+
+
+def _above_zero(value: float, within: str) -> float:
+    if not 0 < value < math.inf:
+        raise UserError(f"--within {within!r}: must be above zero, and finite")
+    return value
 
 
 class Goal(NamedTuple):
@@ -40,21 +46,26 @@ class Goal(NamedTuple):
             target = Until.parse(until, "--until")
             return cls(target.metric, target, minimise)
         assert within is not None
-        unit = re.sub(r"[\s0-9.eE+-]+", "", within, count=1)
+        if minimise != "time":
+            raise UserError(f"--minimise {minimise} goes with --until: --within looks for the best model")
+        unit = within.lstrip(" 0123456789.+-")
         if unit in _BYTES:
-            return cls("accuracy", bytes=quantity(within, _BYTES, "--within"))
-        if unit.upper() in ("USD", "EUR", "$", "€"):
+            return cls("accuracy", bytes=_above_zero(quantity(within, _BYTES, "--within"), within))
+        if unit.upper() in _MONEY:
             if price is None:
                 raise UserError(f"--within {within!r}: what does a worker cost? Add --price, for an hour of one worker")
-            return cls("accuracy", seconds=3600 * float(re.sub(r"[^0-9.]", "", within)) / (price * workers))
-        return cls("accuracy", seconds=quantity(within, SECONDS, "--within"))
+            amount = quantity(within, dict.fromkeys(_MONEY, 1.0), "--within")
+            return cls("accuracy", seconds=3600 * _above_zero(amount, within) / (price * workers))
+        return cls("accuracy", seconds=_above_zero(quantity(within, SECONDS, "--within"), within))
 
     @property
     def name(self) -> str:
         if self.until is not None:
             return f"the fewest {'seconds' if self.minimise == 'time' else 'bytes'} to {self.until}"
-        limit = f"{self.seconds:.3g} s" if math.isfinite(self.seconds) else f"{self.bytes:.3g} bytes"
-        return f"the best model within {limit}"
+        if math.isfinite(self.seconds):
+            return f"the best model within {seconds(self.seconds)}"
+        scale, unit = byte_unit(self.bytes)
+        return f"the best model within {self.bytes / scale:.3g}{unit}"
 
     def score(self, result: dict[str, Any], folder: Path) -> tuple[float, float]:
         """Smaller is better: (0, the cost of the target), or (1, how bad the model is within the limits)."""

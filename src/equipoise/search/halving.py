@@ -6,7 +6,7 @@
    with rare rounds begin slowly.
 2. Neighbours of the best three, then of the best one, until none is better; then with smaller steps of the learning
    rate. A run ends when it has taken as long as the best one so far, since it cannot win any more.
-3. The best three run with several seeds.
+3. The best three run with several seeds; those that these do not tell apart with more of them.
 
 The search ends early when its minutes are over; the last third of them belongs to the seeds.
 """
@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compare.display import Display
+from ..compare.display import Display, outcome
+from ..compare.explain import MARGIN, not_apart
 from ..compare.grid import Combination
 from ..compare.plan import PlannedRun, survey, with_defaults
 from ..compare.pool import default_jobs, run_all
-from ..compare.table import Criterion
+from ..compare.table import Criterion, Spread
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..simulate.cluster import Cluster
@@ -38,6 +39,7 @@ _MOST_EPOCHS = 100.0
 _SLACK = 2.0  # finals may take so much longer than the best run of the search
 _FOR_SEARCH = 0.67  # of the minutes
 _NEVER = 10**9  # steps
+_MORE_SEEDS = 3  # times as many at the most, where the first ones do not tell finalists apart
 
 
 class Trial(NamedTuple):
@@ -152,16 +154,35 @@ class Search:
         return 0.0 if trial.reached else -float(trial.run.recipe.settings["budget"].removesuffix("s"))
 
     def finals(self, seeds: int) -> list[PlannedRun]:
-        """The best candidates with several seeds, in runs of their own."""
+        """The best candidates with several seeds, none of them that of the search: it chose those it was kind to."""
         best = self.finalists()
         if not best:
             return []
         longest = max(float(trial.run.result["simulated_seconds"]) for trial in best)
         seconds = longest * (_SLACK if self.goal.until is not None else 1.0)
-        runs = [self.planned(t.candidate, seconds, seed, "finals") for seed in range(seeds) for t in best]
+        runs = [self.planned(t.candidate, seconds, 1 + seed, "finals") for seed in range(seeds) for t in best]
         # The first seed of the winner always runs: without a run there is no answer.
         self.run(runs, over=lambda: not self.left() and any(run.state == "done" for run in runs))
+        self.tell(f"{len(best)} finalists with {seeds} seeds")
+        for seed in range(seeds, _MORE_SEEDS * seeds):
+            tied = self.tied(runs)
+            if len(tied) < 2 or not self.left():
+                break
+            more = [self.planned(t.candidate, seconds, 1 + seed, "finals") for t in best if t.candidate.name in tied]
+            self.run(more, over=lambda: not self.left())
+            runs += more
         return [run for run in runs if run.state in ("done", "failed")]
+
+    def tied(self, runs: list[PlannedRun]) -> list[str]:
+        """The finalists that always reached the target, as far as the seeds do not tell them apart from the first."""
+        costs: dict[str, list[float]] = {}
+        for run in runs:
+            if run.state == "done" and self.goal.until is not None:
+                cost = (run.result["reached"] or {}).get(self.criterion.name, math.inf)
+                costs.setdefault(run.combination.name, []).append(float(cost))
+        spreads = {name: Spread.of(values) for name, values in costs.items() if math.isfinite(sum(values))}
+        first = min(spreads.values(), key=lambda spread: spread.mean, default=Spread.of([]))
+        return [name for name, spread in spreads.items() if not_apart(first, spread, MARGIN["time"])]
 
     def finalists(self) -> list[Trial]:
         """The best ones that differ in more than a learning rate, one of another sync among them if there is one."""
@@ -186,7 +207,16 @@ class Search:
             raise UserError(f"no candidate could be run: {next(run.failure for _, run in pairs if run.failure)}")
         if pairs:
             self.rungs.append(Rung(what, seconds, trials))
+            self.tell(what)
         return trials
+
+    def tell(self, what: str) -> None:
+        """How far the search is, in one line."""
+        if not self.quiet and self.best:
+            best = self.ranking()[0]
+            spent, minutes = (self.clock() - self.began) / 60, self.minutes
+            found = f"{best.candidate.name}: {outcome(best.run, self.criterion)}"
+            print(f"{spent:.1f} of {minutes:g} min  {what}; best so far {found}", file=sys.stderr, flush=True)
 
     def planned(
         self, candidate: Candidate, seconds: float, seed: int, part: str, more: dict[str, Any] | None = None
@@ -219,7 +249,7 @@ class Search:
     @property
     def criterion(self) -> Criterion:
         name = "simulated_seconds" if self.goal.minimise == "time" else "bytes"
-        return Criterion("simulated_seconds" if name != "bytes" else name, self.goal.until, self.goal.metric)
+        return Criterion(name, self.goal.until, self.goal.metric)
 
 
 def interval(values: list[float], error: float) -> tuple[float, float]:

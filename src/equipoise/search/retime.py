@@ -1,7 +1,7 @@
 """What would change the answer: the same steps on other links, or on equal workers.
 
-The steps that a candidate needs do not depend on the links, the seconds of a step do. So a few rounds on the changed
-cluster tell its time to the target.
+The steps that a candidate needs do not depend on the links, the seconds of a step do. So as many steps on the changed
+cluster, without evaluations, tell its time to the target. Blocks and batches that follow speeds follow the new ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ..simulate.cluster import Cluster, Link
 from ..simulate.units import bits
 from .halving import Search, Trial
+from .space import followed
 
-_ROUNDS, _LEAST_STEPS = 3, 12
 _COMPARED = 4  # candidates, besides those of other syncs
 
 
@@ -68,7 +68,7 @@ def retimed(search: Search) -> list[Variant]:
         path = search.out / "clusters" / f"{number}.toml"
         path.parent.mkdir(exist_ok=True)
         cluster.save(path)
-        seconds = _seconds(search, trials, path, number)
+        seconds = _seconds(search, trials, cluster, path, number)
         if len(seconds) > 1:
             found.append(Variant(words, sorted(seconds.items(), key=lambda item: item[1])))
     return found
@@ -95,19 +95,16 @@ def _representatives(search: Search) -> list[Trial]:
     return [trial for trial in best.values() if trial.reached]
 
 
-def _seconds(search: Search, trials: list[Trial], cluster: Path, number: int) -> dict[str, float]:
-    """Seconds to the target by candidate: steps that it needs, times the seconds of a step there."""
+def _seconds(search: Search, trials: list[Trial], cluster: Cluster, path: Path, number: int) -> dict[str, float]:
+    """Seconds to the target by candidate."""
     runs = []
     for trial in trials:
-        period = trial.candidate.table["period"].get("steps", 8)
-        steps = max(_LEAST_STEPS, _ROUNDS * period)
-        limit = {"steps": steps - steps % period, "cluster": str(cluster), "evaluate_every": 1e6}
-        runs.append(search.planned(trial.candidate, 1e9, 0, f"cluster-{number}", limit))
+        limit = {"steps": trial.run.result["reached"]["step"], "cluster": str(path), "evaluate_every": 1e6}
+        there = followed(trial.candidate, search.recipe, cluster)
+        runs.append(search.planned(there, 1e9, 0, f"cluster-{number}", limit))
     search.run(runs, over=lambda: not search.left())
     return {
-        trial.candidate.name: run.result["simulated_seconds"]
-        / run.result["steps"]
-        * trial.run.result["reached"]["step"]
+        trial.candidate.name: float(run.result["simulated_seconds"])
         for trial, run in zip(trials, runs, strict=True)
         if run.state == "done"
     }

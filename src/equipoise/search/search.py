@@ -42,6 +42,11 @@ def plan(
     cluster = Cluster.load(recipe.settings["cluster"])
     if cluster.size < 2:
         raise UserError(f"{recipe.settings['cluster']} has one worker: there is nothing to choose")
+    if recipe.settings.get("workers", cluster.size) != cluster.size:
+        raise UserError(
+            f"--workers {recipe.settings['workers']}: {recipe.settings['cluster']} has {cluster.size} workers, and the "
+            "recipe is for them"
+        )
     goal = Goal.of(recipe.settings.get("until"), within, minimise, price, cluster.size)
     with locked(out):
         kept = out / "cluster.toml"
@@ -49,8 +54,17 @@ def plan(
         fixed = recipe.merged({"cluster": str(kept), "virtual": True, "workers": cluster.size})
         methods = objects(fixed)
         loaded = methods["data"].load()
-        size = {"examples": len(loaded.train.y), "parameters": _parameters(seeded(methods["model"], loaded, 0)())}
-        search = Search(fixed, cluster, goal, out, **size, minutes=minutes, jobs=jobs, quiet=quiet)
+        search = Search(
+            fixed,
+            cluster,
+            goal,
+            out,
+            examples=len(loaded.train),
+            parameters=_parameters(seeded(methods["model"], loaded, 0)()),
+            minutes=minutes,
+            jobs=jobs,
+            quiet=quiet,
+        )
         try:
             search.candidates()
             finals = search.finals(seeds)

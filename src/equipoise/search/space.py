@@ -116,9 +116,14 @@ def by_speed(recipe: Recipe, cluster: Cluster) -> dict[str, Any]:
     return {"partition": {"name": "iid", "speeds": speeds}, "batch": {"name": "proportional"}}
 
 
-def neighbours(
-    candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP
-) -> Iterator[Candidate]:
+def followed(candidate: Candidate, recipe: Recipe, cluster: Cluster) -> Candidate:
+    """A candidate whose blocks follow the workers' rates, on workers of other rates."""
+    if "speeds" not in candidate.table.get("partition", {}):
+        return candidate
+    return candidate.but(**{"partition": None, "batch": None, **by_speed(recipe, cluster)})
+
+
+def neighbours(candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP) -> Iterator[Candidate]:
     """One choice changed: learning rate, period, wire, batch or order. What the user chose stays."""
     table, fixed = candidate.table, {*recipe.choices, *recipe.settings}
     if "lr" not in fixed:

@@ -1,10 +1,10 @@
-"""What do workers exchange, and how do they combine it? Two hooks around `optimizer.step()`.
+"""What do workers exchange, and how do they combine it? Hooks around `optimizer.step()`.
 
-    g = gradient at x;  before_step(x, g);  optimizer.step();  if due: after_step(x)
+    g = gradient at x;  before_step(x, g);  optimizer.step();  if due: after_step(x), ..., depart(x)
 
-Both change their vectors in place, and add to `context.clock.rounds` for each communication. `context.clock.due` says
-whether this step has a round, `context.clock.batch` how many examples are in `g` (0 for a worker without remaining
-examples: its `g` is zero).
+The first two change their vectors in place, and add to `context.clock.rounds` for each communication.
+`context.clock.due` says whether this step has a round, `context.clock.batch` how many examples are in `g` (0 for a
+worker without remaining examples: its `g` is zero).
 """
 
 from __future__ import annotations
@@ -121,6 +121,12 @@ class Sync(Method):
 
         Called on all workers. What belongs together across workers (trackers, corrections) begins anew on all of them.
         replaced: this is that worker; its model is `common` and its own state that of another worker.
+        """
+
+    def depart(self, x: torch.Tensor) -> None:
+        """Called before the next gradient is computed, if a round was due: send what may travel meanwhile.
+
+        Workers that meet to log, evaluate or save have done so by then: their small messages do not queue behind it.
         """
 
     def finish(self) -> None:

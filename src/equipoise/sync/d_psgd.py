@@ -59,5 +59,7 @@ class DPSGD(Gossip):
     def after_step(self, x: torch.Tensor) -> None:
         if self.combine == "after":
             self.mixing.mix(x)
-        elif self.overlap:
+
+    def depart(self, x: torch.Tensor) -> None:
+        if self.overlap and not self.mixing.in_flight:
             self.mixing.begin(x, copy=True)  # an evaluation may write other parameters to x meanwhile

@@ -12,6 +12,7 @@ import torch
 from ..core.method import option
 from .largest import descending, largest, places_in_rows, values_at
 from .pack import as_bytes, as_numbers, pack, packed_bytes, unpack
+from .places import pack_places, place_bytes, unpack_places
 from .quantise import add_dequantised, quantise, quantised_bytes
 from .rows import Parts, RandomSource, RowWire, rows_of
 
@@ -64,7 +65,7 @@ def kept(length: int, keep: float) -> int:
 
 def sparse_bytes(length: int, keep: float, values: int) -> int:
     count = kept(length, keep)
-    return _index_bytes(length, count) + _value_bytes(count, values)
+    return place_bytes(length, count) + _value_bytes(count, values)
 
 
 def encode_sparse(vector: torch.Tensor, length: int, keep: float, values: int) -> torch.Tensor:
@@ -74,7 +75,7 @@ def encode_sparse(vector: torch.Tensor, length: int, keep: float, values: int) -
         return torch.cat(_encode_values(rows_of(vector, length), values))
     indices = largest(vector, length, count)
     sent = values_at(vector, indices, length)
-    return torch.cat([pack(indices, _index_bits(length)), *_encode_values(sent, values)])
+    return torch.cat([pack_places(indices, length), *_encode_values(sent, values)])
 
 
 def decode_sparse(
@@ -85,8 +86,8 @@ def decode_sparse(
     if count == length:
         indices = torch.arange(length, device=together.device).expand(len(codes), rows, length)
         return indices, _decode_values(together, rows, count, values)
-    places, coded = together.tensor_split([rows * _index_bytes(length, count)], dim=1)
-    return unpack(places, _index_bits(length), rows, count).long(), _decode_values(coded, rows, count, values)
+    places, coded = together.tensor_split([rows * place_bytes(length, count)], dim=1)
+    return unpack_places(places, rows, length, count), _decode_values(coded, rows, count, values)
 
 
 def add_at(vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, length: int) -> None:
@@ -116,14 +117,6 @@ def two_levels(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     split = (sums.square() / sizes + rest.square() / others).argmax(1, keepdim=True)
     means = torch.cat([(sums / sizes).gather(1, split), (rest / others).gather(1, split)], dim=1)
     return means.mul_(unit), split + 1
-
-
-def _index_bits(length: int) -> int:
-    return max(1, (length - 1).bit_length())
-
-
-def _index_bytes(length: int, count: int) -> int:
-    return 0 if count == length else packed_bytes(count, _index_bits(length))
 
 
 def _value_bytes(count: int, values: int) -> int:

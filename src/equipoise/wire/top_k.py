@@ -13,21 +13,21 @@ from .sparse import SparseWire, add_at, decode_sparse, encode_sparse, sparse_byt
 
 @dataclass
 class TopK(SparseWire):
-    """The elements with the largest magnitudes of each block: 141 times fewer bytes at the defaults.
+    """The elements with the largest magnitudes of each block: 195 times fewer bytes at the defaults.
 
         m = Q(top_k(e)),   k = keep L of every block of L,   |top_k(e) - e|^2 <= (1 - k/L) |e|^2
 
     Q rounds the k values. At 2 bits it is a sign and one of two magnitudes, the two that have the least squared error
     for the block; with them |m - e|^2 <= (1 - 1/L) |e|^2 still. At the same bytes more elements in 2 bits have a
     smaller error than fewer in 8 or 32, hence the default.
-    Stores the residual, or leaves it in the worker's model where averages of models travel. Sends ceil(log2 L) +
-    `values` bits for each of the k elements: 0.028 bytes per element, the magnitudes (two bfloat16) included. With
+    Stores the residual, or leaves it in the worker's model where averages of models travel. Sends about 2 + log2(L / k)
+    + `values` bits for each of the k elements: 0.021 bytes per element, the magnitudes (two bfloat16) included. With
     error feedback, or with replicas, exact in the limit with every sync that takes it; without (`feedback = 0`)
     clearly worse. `keep = 1, values = 32` is float32.
 
     Sparse messages need an all-gather, since sums of them are no longer sparse: each worker sends its message to N - 1
-    others, and the gain over a float32 ring all-reduce falls as 2/N: 141 times at N = 2, 70 at 4, 18 at 16. With
-    `reduce = "all-to-all"` the ranks sum their chunks and send the largest elements of the sums: 141 times at any N, at
+    others, and the gain over a float32 ring all-reduce falls as 2/N: 195 times at N = 2, 97 at 4, 24 at 16. With
+    `reduce = "all-to-all"` the ranks sum their chunks and send the largest elements of the sums: 195 times at any N, at
     the price of a second residual.
 
     At 1/64 a residual that waits to be sent delays progress by many rounds. So averages of models leave it in the
