@@ -144,7 +144,11 @@ def table(parts: list[Path]) -> dict[str, Any]:
     rows = [json.loads(path.read_text()) for path in parts]
     order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, period R", "DeTAG, frozen")
     rows.sort(key=lambda row: order.index(row["method"]))
-    return {name: found for name in SETTINGS if (found := [row for row in rows if row["setting"] == name])}
+    return {name: found for name in SETTINGS if complete(found := [row for row in rows if row["setting"] == name])}
+
+
+def complete(rows: list[dict[str, Any]]) -> bool:
+    return {row["method"] for row in rows} >= set(EVERYWHERE)
 
 
 def draw(measured: dict[str, Any], path: str) -> None:

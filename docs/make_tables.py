@@ -234,15 +234,9 @@ def average(seconds: list[float | None]) -> float:
     return math.inf if None in seconds else statistics.mean(s for s in seconds if s is not None)
 
 
-_DETAG = {  # columns of each view
-    "shuffled": ("0 % shuffled", "25 % shuffled", "50 % shuffled", "100 % shuffled"),
-    "slack": ("slack 0.1", "slack 0.05", "slack 0.01", "16 workers", "momentum 0.9"),
-}
-
-
 def detag(measured: dict[str, Any], view: str) -> str:
     """Final losses, mean and range of the seeds; bold where a method is ahead of the three rivals in every seed."""
-    settings = [name for name in _DETAG[view] if name in measured]
+    settings = list(measured)
     ends = {s: {row["method"]: [curve[-1] for curve in row["curves"]] for row in measured[s]} for s in settings}
     methods = dict.fromkeys(row["method"] for s in settings for row in measured[s])
     body = []
