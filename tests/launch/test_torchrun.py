@@ -325,7 +325,7 @@ def test_a_group_of_the_program_is_a_world_of_its_own() -> None:
         comm = current_comm(group)
         model = torch.nn.Linear(6, 3)
         with (
-            pytest.raises(UserError, match="pass it the same group="),
+            pytest.raises(UserError, match="pass the same group= or mesh= to both"),
             eq.attach(model, torch.optim.SGD(model.parameters()), sampler=eq.Sampler(data, group=group)),
         ):
             pass

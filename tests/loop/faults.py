@@ -48,6 +48,7 @@ def turn(worker: Worker, fault: str | None) -> None:
         worker.clock.epoch += 1
         worker.position.begin(worker.clock.epoch)
     step = worker.stepper
+    step.depart()
     worker.indices, places = worker.position.take()
     step.begin(len(worker.indices), worker.position.largest)
     loss = backward(worker, worker.indices).loss

@@ -22,14 +22,15 @@ from .mixing import gossip_cost
 class DeTAG(Gossip):
     """Gradient tracking with accelerated gossip: R rounds after every step, or after a period of H steps.
 
-        H times:         x_i <- x_i - a (g_i(x_i) + c_i)     the optimizer's step
-        then R rounds:   z_i = the mean of these H directions g_i + c_i
-                         c_i <- c_i - z_i + AG_R(z)_i,   x_i <- AG_R(x)_i        (AG_R: see `accelerated`)
+        H times:         x_i <- x_i - a (g_i(x_i) + c_i)
+        then R rounds:   z_i = the mean of these H directions
+                         c_i <- c_i - z_i + (P_R z)_i;   x_i <- (P_R x)_i
 
-    With H = 1, z is the tracker y of DSGT. The corrections c sum to zero over workers, so a constant step reaches the
-    optimum of the mean on non-IID data. R is the least number of rounds that leave at most 0.4 of any disagreement: it
-    grows as 1 / sqrt(gap). The rounds use the whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more.
-    With a period of R steps it sends one message per step on average, as DSGT does.
+    P_R is R rounds of accelerated gossip, the optimizer takes the steps. With H = 1, z is the tracker y of DSGT. The
+    corrections c sum to zero over workers, so a constant step reaches the optimum of the mean on non-IID data. R is the
+    least number of rounds that leave at most 0.4 of any disagreement: it grows as 1 / sqrt(gap). The rounds use the
+    whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more. With a period of R steps it sends one
+    message per step on average, as DSGT does.
     Stores five vectors (c, the sum of the directions, z, and the displacement of x and z by a round) and sends R
     messages of 2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all
     workers have the same g + c, so momentum, Adam and weight decay act as on one worker.
