@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,10 @@ def mark_link(round: int, source: int, target: int, weight: float) -> int:
 
 
 def round_off(weight: float) -> int:
-    return round(weight * 1e6)
+    """In millionths. Shares and weights are simple fractions, which often lie between two of them, and the two ends of a
+    link compute them with other last bits: so the steps are not at the halves.
+    """
+    return math.floor(weight * 1e6 + 1 / math.pi)
 
 
 def mark_sequence(sequence: np.ndarray) -> int:
