@@ -30,8 +30,8 @@ def mark_link(round: int, source: int, target: int, weight: float) -> int:
 
 
 def round_off(weight: float) -> int:
-    """In millionths. Shares and weights are simple fractions, which often lie between two of them, and the two ends of a
-    link compute them with other last bits: so the steps are not at the halves.
+    """In millionths. Shares and weights are simple fractions, which often lie half-way between two of them, and the two
+    ends of a link compute them with other last bits: so steps are not at the halves.
     """
     return math.floor(weight * 1e6 + 1 / math.pi)
 
