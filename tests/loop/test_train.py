@@ -361,3 +361,8 @@ def test_workers_that_build_different_models_are_told_apart(virtual: bool) -> No
     with pytest.raises(WorkerError, match=r"worker 1 built another model than worker 0.*weight.*\(3, 3\)") as caught:
         spawn(work, 3, virtual=virtual, timeout=30.0)
     assert caught.value.rank == 1
+
+
+def test_loader_processes_are_refused_with_what_has_them() -> None:
+    with pytest.raises(UserError, match=r"num_workers = 2: .* use eq.attach and eq.Sampler"):
+        eq.train(torch.nn.Linear(2, 2), cross_entropy, (torch.zeros(4, 2), torch.zeros(4).long()), num_workers=2)

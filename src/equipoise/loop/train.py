@@ -77,6 +77,7 @@ def train(
     *,
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     workers: int = 1,
     epochs: float | None = None,
@@ -127,6 +128,7 @@ def train(
         evaluation. Examples may be tuples, dicts or nested. A dict becomes keyword arguments of the model; its "labels"
         are the targets.
     collate: makes a batch of a list of examples; torch's default_collate if left out.
+    num_workers: loader processes. Only 0: each worker reads its own examples. `eq.attach` takes loaders with processes.
     metrics: `metric(outputs, targets)`, a mean over the batch, by name. They are evaluated beside loss and accuracy.
     optimizer: a function from parameters to any `torch.optim` optimizer; SGD with lr 0.1 if left out.
     scheduler: a function from the optimizer to a learning-rate scheduler, stepped after every step; ReduceLROnPlateau
@@ -157,6 +159,11 @@ def train(
     """
     make = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     refuse_objects(model=make, optimizer=optimizer, scheduler=scheduler)
+    if num_workers:
+        raise UserError(
+            f"num_workers = {num_workers}: eq.train has no loader processes; use eq.attach and eq.Sampler with "
+            f"DataLoader(batch_sampler=sampler, num_workers={num_workers})"
+        )
     if isinstance(cluster, (str, Path)):
         cluster = Cluster.load(cluster)
     if epochs is steps is samples is budget is None:
