@@ -86,6 +86,8 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--learning-rate", "1"], "unknown flag --learning-rate: did you mean '--lr'?"),
+        (["--nodes", "2"], "unknown flag --nodes: did you mean '--workers'?"),
         (["--snyc", "x"], "unknown flag --snyc: did you mean '--sync'?"),
         (["--snc.rounds", "4"], "unknown flag --snc.rounds: did you mean '--sync.rounds'?"),
         (["--sync", "al-reduce"], "--sync: unknown sync 'al-reduce': did you mean 'all-reduce'?"),

@@ -42,6 +42,30 @@ def absolute(outputs, targets):
 def broken():
     raise RuntimeError("no such disk")
 
+class Rows(list):
+    def __getitem__(self, index):
+        raise OSError(f"no row {index}")
+
+def rows():
+    return Rows(range(8))
+
+def unequal():
+    return torch.zeros(5, 3), torch.zeros(4)
+
+def untold():
+    return [(torch.zeros(3), 1)] * 8
+
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.linear(x)
+
+def raises(outputs, targets):
+    raise KeyError("weights")
+
 number = 3
 '''
 FLAGS = ("--virtual", "--workers", 2, "--quiet")
@@ -140,7 +164,13 @@ def test_the_centre_of_a_checkpoint_and_a_killed_run(command: Command, tmp_path:
     ("flags", "fix"),
     [
         (("--data", "{m}:load", "--data.ways", "number"), "it must return a Dataset"),
-        (("--data", "{m}:broken"), "raised RuntimeError: no such disk"),
+        (("--data", "{m}:broken"), "raised RuntimeError: no such disk ({m}.py, line 26)"),
+        (("--data", "{m}:rows"), "its first example raised OSError: no row 0 ({m}.py, line 30)"),
+        (("--data", "{m}:unequal"), "{m}:unequal returned 5 inputs and 4 targets"),
+        (("--data", "{m}:untold"), "give the data set an attribute `targets`"),
+        (("--model", "{m}:Wrong"), "({m}.py, line 47); a batch of 2 examples has inputs [2, 1, 8, 8] of float32"),
+        (("--model", "{m}:Wrong", "--dry-run"), "model {m}:Wrong cannot be trained on data digits: RuntimeError"),
+        (("--loss", "{m}:raises"), "loss {m}:raises cannot be trained on data digits: KeyError: 'weights' ({m}.py"),
         (("--data", "{m}:nothing"), "has no nothing"),
         (("--data", "{m}:number"), "not a function"),
         (("--data", "no_such_module:load"), "there is no such module here"),
@@ -156,8 +186,9 @@ def test_errors_name_the_function_and_the_fix(
 ) -> None:
     said = command("train", *(str(f).format(m=module) for f in flags), "--steps", 1, *FLAGS)
     assert said.code == 2
-    assert fix in said.err
+    assert fix.format(m=module) in said.err
     assert "Traceback" not in said.err
+    assert not list(Path().glob("runs/*/events.jsonl")), "a run that was refused leaves no folder that is in the way"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_finished_run_says_so(command: Command) -> None:
     for words in ([], ["--epochs", 1], ["--steps", 3]):
         said = command("resume", "run", *words)
         assert said.code == 0
-        assert said.out.startswith("run is finished: it has 1 epochs, 23 steps; to continue"), said
+        assert said.out.startswith("run is finished: it has 1 epoch, 23 steps; to continue"), said
 
 
 def test_from_an_earlier_step(command: Command, tmp_path: Path) -> None:

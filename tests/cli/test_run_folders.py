@@ -1,4 +1,4 @@
-"""Commands that take a run take a comparison too: all its runs, or the first one of its winner."""
+"""Commands that take a run take a comparison too: all its runs, or the first one of its best choice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_help_examples_work_on_a_comparison(
     assert "@" in capsys.readouterr().out
     assert main(["flatness", str(comparison), "--examples", "64", "--probes", "2", "--most", "4"]) == 0
     said = capsys.readouterr()
-    assert f"a run of its winner, {runs_of(comparison)[0]}" in said.err
+    assert f"a run of its best choice, {runs_of(comparison)[0]}" in said.err
     assert main(["resume", str(comparison), "--epochs", "2", "--quiet"]) == 0
     assert "epochs" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""`equipoise demo`: a baseline, the five methods and all of them together, on four workers of different speeds."""
+"""`equipoise demo`: a baseline, single methods and all of them together, on four workers of different speeds."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ examples:
 
 def configure(parser: Parser) -> None:
     parser.usage, parser.epilog = "equipoise export RUN [flags]", _DESCRIPTION
-    parser.add_argument("run", metavar="RUN", help="folder of a run; of a comparison: a run of its winner")
+    parser.add_argument("run", metavar="RUN", help="folder of a run; of a comparison: a run of its best choice")
     parser.add_argument("--of", default="mean", metavar="mean|centre", help="which model (default: mean)")
     parser.add_argument(
         "--format", default=None, metavar="pt|safetensors", help="file format (default: by the name of --out, or pt)"

@@ -46,7 +46,7 @@ def add_recipe_flags(parser: Parser) -> None:
     parser.dotted = AXES
     group = parser.add_argument_group(
         "choices",
-        "equipoise list AXIS shows the names, equipoise list AXIS NAME the options; set one with --AXIS.OPTION VALUE.",
+        "Names: equipoise list AXIS. Options of one: equipoise list AXIS NAME; set them with --AXIS.OPTION VALUE.",
     )
     for axis in AXES:
         default = _DEFAULTS.get(axis, DEFAULTS.get(axis))

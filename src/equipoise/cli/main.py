@@ -14,7 +14,7 @@ from .parser import Parser, closest
 
 # Name and help of each sub-command. `cli/NAME.py` has `configure(parser)` and `run(arguments) -> exit code`.
 COMMANDS = {
-    "demo": "compare a baseline, five methods and all of them together; no arguments, no download",
+    "demo": "compare eight choices on four unequal workers; no arguments, no download",
     "train": "train from a recipe: a TOML file, flags, or both",
     "compare": "run several choices with several seeds; show which wins, by how much and why",
     "plan": "from a cluster file and a goal to a recipe: search the choices on virtual workers",

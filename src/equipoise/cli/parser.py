@@ -14,10 +14,32 @@ from ..core.terminal import folded
 
 _NUMBER = re.compile(r"-(\d|\.\d)")
 
+# What other tools call a flag, where spelling does not lead to ours.
+_ELSEWHERE = {
+    "learning-rate": "--lr",
+    "gpu": "--device",
+    "gpus": "--device",
+    "cuda": "--device",
+    "nodes": "--workers",
+    "nproc-per-node": "--workers",
+    "world-size": "--workers",
+    "max-steps": "--steps",
+    "compression": "--wire",
+    "graph": "--topology",
+    "dataset": "--data",
+    "output": "--out",
+    "output-dir": "--out",
+    "target": "--until",
+    "random-seed": "--seed",
+    "silent": "--quiet",
+}
+
 
 def closest(word: str, known: Sequence[str]) -> str:
     """A suggestion for a misspelt word, or nothing."""
     plain = {name.lstrip("-"): name for name in known}
+    if word.startswith("-") and _ELSEWHERE.get(word.lstrip("-")) in known:
+        return f"did you mean {_ELSEWHERE[word.lstrip('-')]!r}? "
     near = difflib.get_close_matches(word.lstrip("-"), plain, n=1, cutoff=0.6)
     return f"did you mean {plain[near[0]]!r}? " if near else ""
 

@@ -18,13 +18,14 @@ from ..observe.result_file import read_result
 from .flags import add_recipe_flags, table_of
 from .parser import Parser
 from .run_folders import one_run
+from .summary import epochs
 
 _DESCRIPTION = """Every flag of `equipoise train` is accepted, but only what does not change the method may differ from
 the run: its length, the number and kind of workers, and how often it logs, evaluates and saves checkpoints. A length
 given here replaces all lengths of the run.
 
 examples:
-  equipoise resume runs/demo-1 --epochs 20
+  equipoise resume runs/demo-1 --epochs 40
   equipoise resume runs/digits-all-reduce-3 --workers 2
 """
 
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if step is None and result is not None and finished(result, recipe.plain()):
         if rank() == 0:
             say(
-                f"{folder} is finished: it has {result['epochs']:.4g} epochs, {result['steps']} steps; to "
+                f"{folder} is finished: it has {epochs(result)}, {result['steps']} steps; to "
                 f"continue, give a greater length, such as --epochs {math.ceil(2 * result['epochs'])}"
             )
         return 0

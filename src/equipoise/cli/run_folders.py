@@ -10,7 +10,7 @@ from ..core.terminal import say
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The finished runs of a comparison, the winner's first; nothing if the folder holds none."""
+    """The finished runs of a comparison, those of the best choice first; nothing if the folder holds none."""
     comparison = read_comparison(folder)
     return [path for _, path in comparison[-1]] if comparison is not None else []
 
@@ -21,9 +21,9 @@ def every_run(folders: Iterable[str]) -> list[Path]:
 
 
 def one_run(folder: str) -> Path:
-    """The folder, and for a comparison the first run of its winner, which is said."""
+    """The folder, and for a comparison the first run of its best choice, which is said."""
     inside = runs_of(Path(folder))
     if not inside:
         return Path(folder)
-    say(f"{folder} is a comparison: taking a run of its winner, {inside[0]}", error=True)
+    say(f"{folder} is a comparison: taking a run of its best choice, {inside[0]}", error=True)
     return inside[0]

@@ -14,7 +14,7 @@ def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     """Names and values of the summary."""
     counts = [
         ("steps", f"{result['steps']:,}"),
-        ("examples", f"{result['samples']:,} ({result['epochs']:.4g} epochs)"),
+        ("examples", f"{result['samples']:,} ({epochs(result)})"),
         ("rounds", f"{result['rounds']:,}"),
         ("messages", f"{result['messages']:,}"),
         ("bytes", f"{result['bytes']:,}"),
@@ -35,6 +35,12 @@ def rows(result: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
         ("curves", f"equipoise report {shlex.quote(str(folder))}"),
         ("folder", str(folder)),
     ]
+
+
+def epochs(result: dict[str, Any]) -> str:
+    """How far a run went, in words."""
+    number = f"{result['epochs']:.4g}"
+    return f"{number} epoch{'' if number == '1' else 's'}"
 
 
 def summary(result: dict[str, Any], folder: Path) -> None:

@@ -20,10 +20,12 @@ _POLL = 1.0
 
 _EXAMPLES = """Reads what the run writes, so it works for runs of `equipoise train`, for own loops with
 `eq.attach(log=FOLDER)` and for the framework adapters alike. It ends with the run.
+A served page reloads by itself.
 
 examples:
   equipoise watch runs/digits-all-reduce-1
-  equipoise watch runs/a runs/b --serve            # the page of both on http://127.0.0.1:8642, reloading by itself
+  equipoise watch runs/demo-1 --once
+  equipoise watch runs/a runs/b --serve
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
@@ -22,13 +23,14 @@ def shown(wanted: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives the function to call with the number of examples that have been assigned."""
-    if not _wanted.get():
+    if not _wanted.get() or not sys.stderr.isatty():
         yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    words_and_bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (*words_and_bar, TextColumn("ETA"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(words, total=total)
         yield lambda count: progress.advance(task, count)

@@ -10,8 +10,10 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from .errors import UserError
@@ -67,6 +69,23 @@ def class_of(base: type, name: str, given: tuple[str, ...] = ()) -> type:
     return dataclasses.make_dataclass(function.__name__, fields, bases=(base,), namespace=namespace)
 
 
-def failed(name: str, error: Exception) -> UserError:
-    """An error inside the function, as one line; the traceback follows as the cause."""
-    return UserError(f"{name} raised {type(error).__name__}: {error}")
+def failed(name: str, error: Exception, doing: str = "") -> UserError:
+    """An error inside the function, as one line with its place in the user's file; the traceback follows as the cause.
+
+    doing: what was asked of it, if not the call itself.
+    """
+    said = " ".join(str(error).split())
+    return UserError(f"{name}{doing} raised {type(error).__name__}: {said}{place(name, error)}")
+
+
+def place(name: str, error: BaseException) -> str:
+    """The last line of the user's own code that an error went through: ` (FILE, line N)`, or nothing."""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    if file is None:
+        return ""
+    folder, found = Path(file).parent, ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
+            found = f" ({path.relative_to(folder)}, line {frame.lineno})"
+    return found

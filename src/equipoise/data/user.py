@@ -36,7 +36,12 @@ class UserData(Data):
         if isinstance(returned, LoadedData):
             return returned
         train, test = _parts(name, returned)
-        return described(train, test)
+        try:
+            return described(train, test)
+        except UserError as error:
+            raise DataError(f"{name}: {error}") from error
+        except Exception as error:
+            raise failed(name, error, ": its first example") from error
 
 
 def named(name: str) -> type:
@@ -64,22 +69,25 @@ def described(train: Any, test: Any) -> LoadedData:
 def _parts(name: str, returned: Any) -> tuple[Any, Any]:
     """Training and test data."""
     if isinstance(returned, Mapping) and "train" in returned:
-        return _part(returned["train"]), _part(returned.get("test"))
+        return _part(name, returned["train"]), _part(name, returned.get("test"))
     if isinstance(returned, (tuple, list)) and len(returned) == 2 and not _is_array(returned[0]):
-        return _part(returned[0]), _part(returned[1])
-    if _is_data(returned):
-        return _part(returned), None
+        return _part(name, returned[0]), _part(name, returned[1])
+    if _is_data(returned) and not (isinstance(returned, Mapping) and not all(map(_is_array, returned.values()))):
+        return _part(name, returned), None
     raise DataError(f"{name} returned {type(returned).__name__}: it must return {_RETURNS}")
 
 
-def _part(data: Any) -> Any:
+def _part(name: str, data: Any) -> Any:
     """Pairs of arrays as `Arrays`; anything else as it is."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_array, data)):
-        return Arrays(*(torch.as_tensor(part) for part in data))
+        x, y = (torch.as_tensor(part) for part in data)
+        if len(x) != len(y):
+            raise DataError(f"{name} returned {len(x):,} inputs and {len(y):,} targets: return as many of both")
+        return Arrays(x, y)
     if data is not None and not _is_data(data):
-        raise DataError(f"a part of type {type(data).__name__} cannot be indexed: return {_RETURNS}")
+        raise DataError(f"{name} returned a part of type {type(data).__name__}: it must return {_RETURNS}")
     return data
 
 

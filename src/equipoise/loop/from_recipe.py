@@ -27,6 +27,7 @@ from ..simulate.cluster import Cluster
 from ..simulate.units import duration
 from .job import Job, Length, check_slow, chosen_dtype
 from .lr_schedule import LRSchedule
+from .trial import try_functions
 from .until import Until
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
     if job.until is not None and loaded.task == "regress":
         job.until.check_measured(["loss"])
     job.model()  # a model that does not fit the data is refused here, once, and not by every worker
+    try_functions(job, **{axis: str(registry.name_of(methods[axis])) for axis in ("data", "model")}, loss=plain["loss"])
     start = {name: plain[name] for name in ("workers", "virtual", "deterministic", "timeout")}
     return job, start | {"cluster": cluster}
 

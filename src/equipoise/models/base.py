@@ -42,11 +42,17 @@ class Model(Configurable):
 
     def require(self, data: LoadedData, *kinds: Kind) -> None:
         """Refuse data of another kind and name the models that fit it."""
-        kind = kind_of(data)
-        if kind in kinds:
-            return
         from ..config.registry import name_of
 
+        kind = kind_of(data)
+        if kind in kinds and data.outputs > 0:
+            return
+        if kind in kinds:
+            raise UserError(
+                f"{name_of(self)} must know how many outputs it has, and the data does not show it: yield (inputs, "
+                "targets) and give the data set an attribute `targets`, the class of every example; or return "
+                "equipoise.data.LoadedData; or pass --model package.module:function"
+            )
         takes = {
             "image": f"images of at least {LEAST_SIDE} x {LEAST_SIDE} pixels",
             "vector": "plain numbers",
