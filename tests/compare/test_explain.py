@@ -47,6 +47,12 @@ def ranks(*runs: PlannedRun, criterion: Criterion = CRITERION) -> list[tuple[int
     return [(row.rank, row.name) for row in rows_of(list(runs), criterion)]
 
 
+def test_small_factors_whose_product_is_a_win() -> None:
+    said = explained(run("fast", 0, 100.0), run("base", 0, 107.0, samples=1035))
+    assert said.startswith("fast wins")
+    assert "Compared with base it needs a few examples less, and a little less time for each." in said
+
+
 def test_reached_by_time_then_by_metric_then_failures() -> None:
     runs = [
         *(run("slow", s, 20.0 + s) for s in range(2)),

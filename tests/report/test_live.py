@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -84,9 +86,23 @@ def test_the_command(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
+def test_on_a_terminal_no_word_is_broken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["watch", str(run), "--once"]) == 0
+    rows = terminal.getvalue().splitlines()
+    assert max(map(len, rows)) <= 60
+    assert any("examples/s" in row and "waiting" in row for row in rows)
+
+
 def test_a_comparison_is_watched_run_by_run(run: Path, tmp_path: Path) -> None:
     for name in ("a/seed-0", "b/seed-1"):
         shutil.copytree(run, tmp_path / name)
     assert runs_in(tmp_path) == [tmp_path / "a/seed-0", tmp_path / "b/seed-1"]
+    assert runs_in(tmp_path / "a") == [tmp_path / "a/seed-0"]
     assert runs_in(run) == [run]
     assert runs_in(tmp_path / "none") == [tmp_path / "none"]

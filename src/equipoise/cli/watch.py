@@ -51,10 +51,17 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             server.server_close()
     watched = [Watched(folder) for folder in folders]
-    if arguments.once or not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         return _lines(watched, arguments.once)
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.live import Live
+
+    if arguments.once:
+        console = Console()
+        for run in watched:
+            run.read()
+            console.print(*_table(run, console.width), sep="\n")
+        return 0
 
     with Live(auto_refresh=False) as live:
         while True:
@@ -68,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folder of a run; for one of a comparison, which may be going on, its runs."""
-    inside = sorted(path.parent for path in folder.glob("*/seed-*/recipe.toml"))
+    """The folder of a run; for one of a comparison or of a choice in it, which may be going on, its runs."""
+    inside = sorted(path.parent for deep in ("*/", "") for path in folder.glob(f"{deep}seed-*/recipe.toml"))
     return inside if inside and not (folder / "events.jsonl").exists() else [folder]
 
 

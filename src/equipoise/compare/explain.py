@@ -72,6 +72,8 @@ def reasons(first: Row, other: Row, criterion: Criterion) -> str:
         words.append(f"needs {two_digits(1 / examples)} times as many examples")
     if pace < 1 / _SAME:
         words.append(f"takes {two_digits(1 / pace)} times as long for each")
+    if not words:  # each factor is small, their product is not
+        return f"Compared with {other.name} it needs a few examples less, and a little less time for each."
     apart = "but" if (examples < 1 / _SAME) != (pace < 1 / _SAME) else "and"
     return f"Compared with {other.name} it {f' {apart} '.join(words)}."
 
