@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 import threading
@@ -94,7 +95,7 @@ def test_on_a_terminal_no_word_is_broken(run: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["watch", str(run), "--once"]) == 0
-    rows = terminal.getvalue().splitlines()
+    rows = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
     assert max(map(len, rows)) <= 60
     assert any("examples/s" in row and "waiting" in row for row in rows)
 
