@@ -38,6 +38,11 @@ def test_demo_compares_every_choice(command: Command, tiny: Path) -> None:
     assert result["sentence"] in said.out
     assert "written: runs/demo-1/report.html" in said.out
     assert (folder / "report.html").stat().st_size > 10_000
+    page = (folder / "report.html").read_text()
+    assert "times as fast as baseline" in page
+    assert page.count('id="time-0-strips"') == 1, "the workers of the first choice over time"
+    assert command("report", folder).code == 0
+    assert "<h1>Which choice is fastest on four unequal workers?</h1>" in (folder / "report.html").read_text()
     last = said.out.strip().splitlines()[-1]
     assert last.startswith("  equipoise plan --cluster ")
 

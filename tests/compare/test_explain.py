@@ -10,6 +10,7 @@ import pytest
 
 from equipoise.compare.explain import explain, within_spread
 from equipoise.compare.grid import Combination
+from equipoise.compare.page import bars_of
 from equipoise.compare.plan import PlannedRun
 from equipoise.compare.table import Criterion, Spread, cells, rows_of
 from equipoise.compare.write import LEAST_FIRST, as_csv, as_markdown
@@ -51,6 +52,17 @@ def test_small_factors_whose_product_is_a_win() -> None:
     said = explained(run("fast", 0, 100.0), run("base", 0, 107.0, samples=1035))
     assert said.startswith("fast wins")
     assert "Compared with base it needs a few examples less, and a little less time for each." in said
+
+
+def test_bars_say_how_much_faster_than_the_baseline() -> None:
+    rows = rows_of([run("base", 0, 40.0), run("fast", 0, 10.0), run("lost", 0, accuracy=0.5)], CRITERION)
+    about = bars_of(rows, CRITERION)
+    assert about is not None
+    assert [(bar.name, bar.factor) for bar in about.rows] == [("fast", "4.0×"), ("base", "1.0×"), ("lost", "")]
+    assert about.caption.endswith("×: times as fast as base.")
+    without = bars_of(rows_of([run("base", 0, accuracy=0.5), run("fast", 0, 10.0)], CRITERION), CRITERION)
+    assert without is not None
+    assert not any(bar.factor for bar in without.rows)
 
 
 def test_reached_by_time_then_by_metric_then_failures() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..core.json import parse_json
 from ..loop.until import Until
 from ..report.front import Bar, Bars
 from .plan import PlannedRun
-from .table import Criterion, Row, Spread, cells
+from .table import Criterion, Row, Spread, cells, two_digits
 
 RECIPE = "recipe.toml"
 _SIMULATED = ("cluster", "virtual", "out", "keep")  # settings of a comparison, not of the run that it is about
@@ -37,7 +38,7 @@ def write_comparison_page(
     return write_page(
         [folder for _, folder in done],
         path or out / "report.html",
-        title=title or out.resolve().name,
+        title=title or _title(out) or out.resolve().name,
         sentence=sentence,
         table=cells(rows, criterion),
         choices=[name for name, _ in done],
@@ -64,7 +65,14 @@ def bars_of(rows: list[Row], criterion: Criterion) -> Bars | None:
     caption = f"Mean over {seeds} seeds; the line is one standard deviation." if seeds > 1 else "One seed."
     if by_time and any(not row.complete for row in finished):
         caption += " Striped: target not reached with every seed."
-    return Bars(title, caption, [_bar(row, v, by_time) for row, v in zip(rows, values, strict=True)])
+    base = next((row for row in rows if row.baseline and row.complete), None) if by_time else None
+    if base is not None and criterion.name != "samples":
+        caption += f" ×: times as fast as {base.name}."
+        factors = [f"{two_digits(base.time.mean / row.time.mean)}×" if row.complete else "" for row in rows]
+    else:
+        factors = [""] * len(rows)
+    about = zip(rows, values, factors, strict=True)
+    return Bars(title, caption, [replace(_bar(row, value, by_time), factor=factor) for row, value, factor in about])
 
 
 def _bar(row: Row, value: Spread, by_time: bool) -> Bar:
@@ -109,6 +117,14 @@ def read_comparison(out: Path) -> tuple[list[Row], Criterion, str, list[tuple[st
         return rows, criterion, content["sentence"], [run for run in runs if run[1].is_dir()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _title(out: Path) -> str:
+    """What the comparison was called when it was made."""
+    try:
+        return str(parse_json((out / "compare.json").read_text(encoding="utf-8")).get("title") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def _spread(value: Any) -> Any:

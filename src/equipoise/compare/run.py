@@ -55,7 +55,7 @@ def compare(
         head, body = cells(rows, criterion)
         show(head, body)
         say(f"\n{explanation}\n")
-        written = write_files(out, rows, (head, body), explanation, runs, criterion)
+        written = write_files(out, rows, (head, body), explanation, runs, criterion, title)
         finished = [(run.combination.name, run.folder) for run in runs if run.state == "done"]
         if not finished:
             say(f"written: {', '.join(map(str, written))}")

@@ -70,6 +70,7 @@ class Row:
     failed: int = 0
     reached: int = 0
     rank: int = 0
+    baseline: bool = False  # is it what the others are compared with?
     time: Spread = field(default_factory=lambda: Spread.of([]))  # to the target; to the end of the run if there is none
     bytes: Spread = field(default_factory=lambda: Spread.of([]))
     rounds: Spread = field(default_factory=lambda: Spread.of([]))
@@ -114,6 +115,7 @@ def rows_of(runs: list[PlannedRun], criterion: Criterion) -> list[Row]:
     for run in runs:
         by_name.setdefault(run.combination.name, []).append(run)
     rows = [summarise(name, own, criterion) for name, own in by_name.items()]
+    rows[0].baseline = True
     return ranked(rows, criterion)
 
 

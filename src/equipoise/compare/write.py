@@ -27,8 +27,10 @@ def write_files(
     explanation: str,
     runs: list[PlannedRun],
     criterion: Criterion,
+    title: str = "",
 ) -> list[Path]:
     content: dict[str, Any] = {
+        "title": title,
         "until": str(criterion.until) if criterion.until is not None else None,
         "measure": criterion.name,
         "ranked_by": criterion.by,

@@ -30,6 +30,7 @@ class Bar:
     spread: float
     text: str
     missed: bool = False  # the target: the value is only a lower bound
+    factor: str = ""  # against the baseline
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def bars(about: Bars, colours: dict[str, str]) -> list[str]:
     """HTML alone, so that it is there at once and wraps long names. `colours`: of the choices that have curves."""
     longest = max((bar.value + bar.spread for bar in about.rows), default=0.0) or 1.0
     order = list(colours)
-    label = "; ".join(f"{bar.name} {bar.text}" for bar in about.rows)
+    label = "; ".join(f"{bar.name} {bar.text}{bar.factor and f', {bar.factor}'}" for bar in about.rows)
     parts = [
         f"<h2>{escape(about.title)}</h2>",
         f"<p>{escape(about.caption)}</p>",
@@ -70,6 +71,6 @@ def bars(about: Bars, colours: dict[str, str]) -> list[str]:
         parts.append(
             f'<div class="bar"{mark}><span class="name">{escape(bar.name)}</span><span class="track">'
             f'<b{" class=missed" if bar.missed else ""} style="{fill}"></b>{whisker}</span>'
-            f'<span class="value">{escape(bar.text)}</span></div>'
+            f'<span class="value">{escape(bar.text)}{bar.factor and f"<small>{escape(bar.factor)}</small>"}</span></div>'
         )
     return [*parts, "</div>"]

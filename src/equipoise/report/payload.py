@@ -30,7 +30,7 @@ _GOLDEN_ANGLE = 0.381966  # in turns of the hue circle: successive colours diffe
 _KIND_NAMES = {"compute": "computing", "wait": "waiting", "communicate": "sending"}
 _KIND_COLOURS = ["#3b82c4", "#d9a441", "#b5559c"]
 _CLASSES = 20  # more colours cannot be told apart
-_DETAILED = 6  # with more choices, only the mean over workers is drawn
+_DETAILED = 6  # with more choices, only the workers of the first are drawn one by one
 _DECADE = 10.0  # a log scale shows nothing new below it
 CAPTIONS = {
     "Test accuracy": "On the test data. Solid: mean of the workers' models. Dashed: centre model.",
@@ -146,8 +146,8 @@ def _accounts(groups: list[Group]) -> list[dict[str, Any]]:
             rows = [row for _, account in times for row in account["totals"]]
             mean = [_short(sum(row[k] for row in rows) / len(rows)) for k in range(len(KINDS))]
             found.append({"choice": number, "name": group.name, "run": times[0][0], "mean": mean, **times[0][1]})
-    detailed = len(found) <= _DETAILED
-    return [{"id": f"time-{k}", "detailed": detailed, **about} for k, about in enumerate(found)]
+    few = len(found) <= _DETAILED
+    return [{"id": f"time-{k}", "detailed": few or k == 0, **about} for k, about in enumerate(found)]
 
 
 def _classes(groups: list[Group]) -> list[dict[str, Any]]:
