@@ -67,10 +67,11 @@ def bars(about: Bars, colours: dict[str, str]) -> list[str]:
         mark = f' data-choice="{order.index(bar.name)}"' if bar.name in order else ""
         low, high = (max(0.0, bar.value + sign * bar.spread) / longest for sign in (-1, 1))
         whisker = f'<i style="left:{low:.2%};width:{high - low:.2%}"></i>' if bar.spread > 0 else ""
+        factor = f"<small>{escape(bar.factor)}</small>" if bar.factor else ""
         fill = f"width:{bar.value / longest:.2%};--colour:{colours.get(bar.name, 'var(--soft)')}"
         parts.append(
             f'<div class="bar"{mark}><span class="name">{escape(bar.name)}</span><span class="track">'
             f'<b{" class=missed" if bar.missed else ""} style="{fill}"></b>{whisker}</span>'
-            f'<span class="value">{escape(bar.text)}{bar.factor and f"<small>{escape(bar.factor)}</small>"}</span></div>'
+            f'<span class="value">{escape(bar.text)}{factor}</span></div>'
         )
     return [*parts, "</div>"]
