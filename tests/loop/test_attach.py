@@ -439,3 +439,22 @@ def test_a_loop_says_how_long_it_waits_and_how_it_sums(monkeypatch: pytest.Monke
         eq.spawn(lambda comm: loop(comm, deterministic=bool(comm.rank)), 2, virtual=True)
     with pytest.raises(UserError, match="timeout = 0: must be above zero"):
         eq.attach(model, optimizer, timeout=0)
+
+
+def test_the_loss_may_be_the_tensor_itself(tmp_path: Path) -> None:
+    def main(comm: Any) -> None:
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with eq.attach(model, optimizer, log=tmp_path / "run", log_every=1) as together:
+            x, y = DATA[:8]
+            together.loss = nn.functional.cross_entropy(model(x), y)
+            together.loss.backward()
+            optimizer.step()
+            together.loss = torch.zeros(3)
+            with pytest.raises(UserError, match="the shape \\[3\\]"):
+                optimizer.step()
+
+    eq.spawn(main, 1, virtual=True)
+    losses = [e["loss"] for e in read_events(tmp_path / "run") if e["event"] == "step"]
+    assert len(losses) == 1
+    assert isinstance(losses[0], float)

@@ -102,8 +102,8 @@ class attach:
     track: show the numbers elsewhere too: "tensorboard", "wandb", "mlflow", several of them, or a `Tracker`.
 
     Set `together.batch = len(x)` before `optimizer.step()` where batches are unequal and there is no sampler:
-    gradients are weighted by it. Set `together.loss` to the loss where a sync follows it (LSGD), for events and for
-    `nonfinite`. All workers must take the same number of steps (`eq.Sampler` sees to that). With
+    gradients are weighted by it. Set `together.loss` to the loss (a tensor or a number) where a sync follows it (LSGD),
+    for events and for `nonfinite`. All workers must take the same number of steps (`eq.Sampler` sees to that). With
     `eq.period.TotalSteps` they need not: end the loop on `together.clock.rounds`, which all workers count alike.
     """
 

@@ -158,8 +158,18 @@ def part_of_batch(indices: list[int], inside: Comm | None) -> list[int]:
     return [indices[i % len(indices)] for i in range(inside.rank * length, (inside.rank + 1) * length)]
 
 
+def as_number(loss: Any) -> float | None:
+    """A loss that the loop has set, which may be the tensor itself."""
+    if not isinstance(loss, torch.Tensor):
+        return None if loss is None else float(loss)
+    if loss.numel() != 1:
+        raise UserError(f"together.loss has the shape {list(loss.shape)}: set one number, the mean over the batch")
+    return loss.item()
+
+
 def tell_island(together: attach) -> int:
-    """The examples of the island's batch in this step; `together.loss` becomes the mean over its ranks."""
+    """The examples of the island's batch in this step; `together.loss` becomes a number, the mean over its ranks."""
+    together.loss = as_number(together.loss)
     island, loss = together.island, together.loss
     if island.inside is None:
         return together.batch
