@@ -50,7 +50,7 @@ def compare(
                 f"to continue, repeat the command with --out {shlex.quote(str(out))}"
             )
             return code
-        rows = rows_of(runs, criterion)
+        rows = rows_of(runs, criterion, combinations[0].name)
         explanation = explain(rows, criterion, combinations[0].name)
         head, body = cells(rows, criterion)
         show(head, body)

@@ -109,13 +109,14 @@ def criterion_of(runs: list[PlannedRun], by: str = "time") -> Criterion:
     return Criterion(clock, until, metric, by)
 
 
-def rows_of(runs: list[PlannedRun], criterion: Criterion) -> list[Row]:
-    """One row per choice, best first."""
+def rows_of(runs: list[PlannedRun], criterion: Criterion, baseline: str = "") -> list[Row]:
+    """One row per choice, best first. baseline: the name of the one that the others are compared with."""
     by_name: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_name.setdefault(run.combination.name, []).append(run)
     rows = [summarise(name, own, criterion) for name, own in by_name.items()]
-    rows[0].baseline = True
+    for row in rows:
+        row.baseline = row.name == baseline
     return ranked(rows, criterion)
 
 
