@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from ..topology import Topology
 
 
+_EXAMPLES = """examples:
+  equipoise topology ring --workers 16
+  equipoise topology torus --workers 16 --out torus.svg
+  equipoise topology base-k --peers 2 --workers 6
+"""
+
+
 def configure(parser: Parser) -> None:
+    parser.usage, parser.epilog = "equipoise topology NAME [flags]", _EXAMPLES
     parser.dotted = ("topology",)  # as in `equipoise train`
     names = registry.names("topology")
     parser.add_argument("name", metavar="NAME", help=", ".join(names))
     parser.add_argument("--workers", metavar="N", default="4", help="number of workers (default: 4)")
     parser.add_argument("--out", metavar="FILE", help="draw the graph: FILE.svg, or FILE.png (needs matplotlib)")
-    group = parser.add_argument_group("options", "Also accepted as --topology.OPTION, as in equipoise train.")
+    group = parser.add_argument_group("options of a topology", "Also accepted as --topology.OPTION, as in equipoise train.")
     for option, (owners, text) in _options(names).items():
         prefix = "" if len(owners) == len(names) else f"{', '.join(owners)}: "
         group.add_argument(f"--{option}", metavar="VALUE", default=argparse.SUPPRESS, help=f"{prefix}{text}")
