@@ -66,6 +66,11 @@ def test_bars_say_how_much_faster_than_the_baseline() -> None:
     assert not any(bar.factor for bar in without.rows)
 
 
+def test_names_with_commas_can_be_told_apart() -> None:
+    said = explained(run("a, int4", 0, 10.0), run("b", 0, 10.1), run("c, int8", 0, 10.2))
+    assert said.startswith("No clear winner: a, int4; b; and c, int8 reach accuracy=0.9 in 10, 10 and 10 simulated s")
+
+
 def test_reached_by_time_then_by_metric_then_failures() -> None:
     runs = [
         *(run("slow", s, 20.0 + s) for s in range(2)),

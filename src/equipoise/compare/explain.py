@@ -141,4 +141,6 @@ def within_spread(one: Spread, two: Spread) -> bool:
 
 
 def _list(names: list[str]) -> str:
+    if len(names) > 2 and any("," in name for name in names):  # such as "diloco, int4"
+        return f"{'; '.join(names[:-1])}; and {names[-1]}"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
