@@ -32,7 +32,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help=", ".join(names))
     parser.add_argument("--workers", metavar="N", default="4", help="number of workers (default: 4)")
     parser.add_argument("--out", metavar="FILE", help="draw the graph: FILE.svg, or FILE.png (needs matplotlib)")
-    group = parser.add_argument_group("options of a topology", "Also accepted as --topology.OPTION, as in equipoise train.")
+    group = parser.add_argument_group("options of a topology", "Also accepted as --topology.OPTION, as in train.")
     for option, (owners, text) in _options(names).items():
         prefix = "" if len(owners) == len(names) else f"{', '.join(owners)}: "
         group.add_argument(f"--{option}", metavar="VALUE", default=argparse.SUPPRESS, help=f"{prefix}{text}")
