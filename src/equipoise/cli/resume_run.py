@@ -7,10 +7,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from ..checkpoint.store import available
+from ..checkpoint.store import available, read_manifest
 from ..config.recipe import Recipe
-from ..core.torchrun import first_on_host, under_torchrun
+from ..core.terminal import say
+from ..core.torchrun import first_on_host, rank, under_torchrun
 from ..loop.from_recipe import assemble
+from ..loop.job import Job
 from ..loop.train import prepare, run_job
 from .run_recipe import conclude, on_torchrun, traced
 
@@ -24,6 +26,11 @@ def resume(
     job, how = assemble(recipe)
     job.folder, job.quiet, job.without_missing = folder, quiet, without_missing
     prepare(job, True if step is None else step)
+    past = beyond(job)
+    if past:
+        if rank() == 0:
+            say(f"{folder} {past}")
+        return 0
     with traced(job):
         if first_on_host():
             if step is not None:
@@ -33,6 +40,18 @@ def resume(
             recipe.dump(folder / "recipe.toml")
         job.recipe = recipe.table()
         return conclude(run_job(job, **how))
+
+
+def beyond(job: Job) -> str:
+    """What to say where a checkpoint lies after the end that is asked for, so that nothing would be trained."""
+    if job.resume is None or not (job.resume / "manifest.json").is_file():  # another host has it
+        return ""
+    manifest = read_manifest(job.resume)
+    for name, done in (("steps", manifest["step"]), ("epochs", manifest["epoch"])):
+        limit = getattr(job.length, name)
+        if limit is not None and done > limit:
+            return f"has {done} {name} already: to continue, give a greater length than --{name} {limit:g}"
+    return ""
 
 
 def set_aside(folder: Path, step: int) -> None:
