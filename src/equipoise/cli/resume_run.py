@@ -47,10 +47,13 @@ def beyond(job: Job) -> str:
     if job.resume is None or not (job.resume / "manifest.json").is_file():  # another host has it
         return ""
     manifest = read_manifest(job.resume)
-    for name, done in (("steps", manifest["step"]), ("epochs", manifest["epoch"])):
-        limit = getattr(job.length, name)
-        if limit is not None and done > limit:
-            return f"has {done} {name} already: to continue, give a greater length than --{name} {limit:g}"
+    step, epoch = manifest["step"], manifest["epoch"]  # the epoch that it is in, from 0
+    for name, limit, past in (
+        ("steps", job.length.steps, job.length.steps is not None and step > job.length.steps),
+        ("epochs", job.length.epochs, job.length.epochs is not None and epoch >= job.length.epochs),
+    ):
+        if past:
+            return f"is at step {step} in epoch {epoch + 1}: to continue, give a greater length than --{name} {limit:g}"
     return ""
 
 
