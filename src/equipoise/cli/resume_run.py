@@ -44,7 +44,7 @@ def resume(
 
 def beyond(job: Job) -> str:
     """What to say where a checkpoint lies after the end that is asked for, so that nothing would be trained."""
-    if job.resume is None or not (job.resume / "manifest.json").is_file():  # another host has it
+    if job.resume is None or under_torchrun():  # hosts may hold different checkpoints, and must agree first
         return ""
     manifest = read_manifest(job.resume)
     step, epoch = manifest["step"], manifest["epoch"]  # the epoch that it is in, from 0
