@@ -80,3 +80,15 @@ def test_a_narrow_table_loses_the_columns_that_matter_least() -> None:
     assert fitting(head, body, 40, ("some", "much")) == [0, 1, 2]
     assert fitting(head, body, 20, ("some", "much")) == [0, 1]
     assert fitting(head, body, 10, ("some", "much")) == [0]
+
+
+def test_a_long_command_says_at_once_that_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch is imported: here that fails, and the line is there all the same."""
+    modules = ("equipoise.compare.run", "equipoise.search.search", "equipoise.cli.run_recipe")
+    for words in (["train"], ["compare", "--vary", "period=1,2"], ["plan", "--cluster", "office"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", terminal := Terminal())
+            for name in modules:
+                patch.setitem(sys.modules, name, None)
+            assert main(words) == 1
+        assert terminal.getvalue().startswith("starting: "), words

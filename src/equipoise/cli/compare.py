@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.terminal import starting
 from .flags import add_recipe_flags, table_of
 from .numbers import integer
 from .parser import Parser
@@ -69,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = combinations(arguments.recipes, arguments.vary, flags, listed=arguments.list)
     seeds = integer("seeds", arguments.seeds)
     jobs = integer("jobs", arguments.jobs) if arguments.jobs is not None else None
+    starting(f"{len(chosen)} choices, {seeds} seed{'s' if seeds > 1 else ''} each", quiet=arguments.quiet)
     from ..compare.run import compare
     from .run_recipe import next_free
 

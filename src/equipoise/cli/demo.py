@@ -26,25 +26,27 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..core.extras import require
+    from ..core.terminal import say
+    from .numbers import integer
+
+    jobs = integer("jobs", arguments.jobs) if arguments.jobs is not None else None
+    # Before anything large is imported, which takes longer than people like to look at an empty screen.
+    say(_DESCRIPTION.replace("95", "85") if arguments.quick else _DESCRIPTION)
+    for module in _NEEDS:  # a clear line now instead of failed rows later
+        require(module, "demo", "equipoise demo")
     from ..compare.grid import Combination
     from ..compare.run import compare
     from ..config.recipe import Recipe
-    from ..core.extras import require
-    from ..core.terminal import say
     from ..core.toml import read_toml
-    from .numbers import integer
     from .run_recipe import next_free
 
-    jobs = integer("jobs", arguments.jobs) if arguments.jobs is not None else None
-    for module in _NEEDS:  # a clear line now instead of failed rows later
-        require(module, "demo", "equipoise demo")
     base = Recipe.load(RECIPES / "demo.toml").merged({"cluster": str(RECIPES / "demo-cluster.toml")})
     if arguments.quick:
         base = base.merged(_QUICK)
     path = RECIPES / "demo-choices.toml"
     choices = [Combination(name, base.merged(table, str(path))) for name, table in read_toml(path).items()]
     out = Path(arguments.out) if arguments.out is not None else next_free(Path("runs") / "demo")
-    say(_DESCRIPTION.replace("95", "85") if arguments.quick else _DESCRIPTION)
     code = compare(
         choices,
         out,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..core.terminal import starting
 from .flags import add_recipe_flags, recipe_of
 from .numbers import integer
 from .parser import Parser
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     minutes, price = (_number(name, getattr(arguments, name)) for name in ("minutes", "price"))
     assert minutes is not None
+    starting(f"a search of at most {minutes:g} minutes", quiet=arguments.quiet)
     from ..search.search import plan
 
     out = recipe.settings.get("out")

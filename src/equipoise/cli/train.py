@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..core.terminal import starting
 from ..core.torchrun import rank
 from .flags import add_recipe_flags, recipe_of
 from .numbers import integer
@@ -49,9 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         if rank() == 0:
             print(text)
         return 0
-    if not arguments.quiet and rank() == 0 and sys.stderr.isatty():
-        # Before torch is imported, which takes longer than people like to look at an empty screen.
-        print(f"starting: {stem(recipe).name}", file=sys.stderr, flush=True)
+    starting(stem(recipe).name, quiet=arguments.quiet or rank() != 0)
     if arguments.seeds is not None:
         return several(recipe, integer("seeds", arguments.seeds), arguments.quiet)
     from .run_recipe import fresh

@@ -21,6 +21,12 @@ def say(text: str, *, error: bool = False) -> None:
     print(folded(text, width) if width is not None else text, file=stream, flush=True)
 
 
+def starting(what: str, *, quiet: bool = False) -> None:
+    """A sign of life before torch is imported, which takes longer than people like to look at an empty screen."""
+    if not quiet and sys.stderr.isatty():
+        print(f"starting: {what}", file=sys.stderr, flush=True)
+
+
 def width_of(stream: TextIO) -> int | None:
     """Columns of the terminal; None if the stream is none."""
     if not stream.isatty():
