@@ -44,7 +44,8 @@ def try_functions(job: Job, *, data: str, model: str, loss: str | None) -> None:
 
 def _misfit(error: Exception, batch: Any, data: str, model: str, loss: str | None) -> str:
     inputs, targets = divided(batch)
-    where = next(filter(None, (place(name, error) for name in (loss, model, data) if is_function(name))), "")
+    own = [name for name in (loss, model, data) if name is not None and is_function(name)]
+    where = next(filter(None, (place(name, error) for name in own)), "")
     named = f" and loss {loss}" if loss is not None else ""
     said = " ".join(str(error).split())
     shapes = f"inputs {_shape(inputs)}, targets {_shape(targets)}"
