@@ -174,6 +174,12 @@ class Mixing:
         self.begin(vector, round=round)
         return self.end(vector, vector)
 
+    def agreed_on(self, vector: torch.Tensor) -> None:
+        """All workers hold this vector, by other means than a round: replicas of the next one begin there."""
+        if self.channel is not None:
+            sources = self._links_of(self.context.clock.rounds).sources if self.channel.tracks else []
+            self.channel.begin_at(vector, [peer for peer, _ in sources])
+
     def drop(self) -> None:
         """Discard a round in flight, as if it had not begun; all workers must do so together."""
         if self._pending is not None:
