@@ -10,8 +10,14 @@ from equipoise.core.vector import ModelSize
 from equipoise.sync import DPSGD, GossipPGA, PeriodicAverage
 from equipoise.topology import OnePeer, Ring
 
-from .checks import bias_halves_with_the_step, follows, mild, resumes_from_any_step, same_on_processes
-from .checks import sends_what_cost_declares
+from .checks import (
+    bias_halves_with_the_step,
+    follows,
+    mild,
+    resumes_from_any_step,
+    same_on_processes,
+    sends_what_cost_declares,
+)
 from .quadratic import Problem, error, solve
 
 EVERY = 4

@@ -26,9 +26,9 @@ class GossipPGA(Gossip):
     bias of D-PSGD on non-IID data is that of a graph whose gap is at least about 1/H. It is proportional to the step
     and does not vanish.
     Stores the messages it receives. Sends one vector to each neighbour per round, in the H-th 2 (N - 1) / N vectors in
-    2 (N - 1) messages: no more bytes than a round on a ring, but an all-reduce, in which all wait for all. Any optimizer
-    may take the steps; its state stays local. Through a wire a gossip round sends distances to replicas, which begin
-    anew at the mean after an average.
+    2 (N - 1) messages: no more bytes than a round on a ring, but an all-reduce, in which all wait for all. Any
+    optimizer may take the steps; its state stays local. Through a wire a gossip round sends distances to replicas,
+    which begin anew at the mean after an average.
     Where shares pi_i of the examples differ, W_ij min(1, pi_j / pi_i) conserves the mean weighted by them.
     Reference: Chen et al., Accelerating Gossip SGD with Periodic Global Averaging, ICML 2021.
     """
