@@ -177,7 +177,8 @@ def test_an_estimate_that_is_not_finite_says_so() -> None:
         assert not estimate.finite
 
 
-def test_examples_give_unbiased_estimates_too() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_examples_give_unbiased_estimates_too(own: bool) -> None:
     rng = np.random.default_rng(7)
     variances, squares, alongs = [], [], []
     for _ in range(3000):
@@ -191,6 +192,7 @@ def test_examples_give_unbiased_estimates_too() -> None:
             (means**2).sum(1).tolist(),
             float(mean @ mean),
             [8.0, 8.0],
+            own=own,
             products=[7.0, 7.0],
         )
         assert estimate is not None

@@ -45,6 +45,7 @@ SYNCS = {name: registry.get("sync", name)() for name in registry.names("sync")} 
     "d-psgd-overlapped": S.DPSGD(combine="before", overlap=True),
     "detag-frozen": S.DeTAG(frozen=True),
     "detag-overlapped": S.DeTAG(frozen=True, overlap=True),
+    "gossip-pga-every-2": S.GossipPGA(every=2),
     "k-gt-one-peer": S.KGT(eq.topology.OnePeer()),
     "lsgd-in-2-groups": S.LSGD(groups=2),
 }

@@ -91,6 +91,28 @@ def test_a_parameter_that_is_used_later(caplog: pytest.LogCaptureFixture) -> Non
     torch.testing.assert_close(rows_of(view)[:, 7:], models.gradients(model, inputs)[:, 7:], rtol=1e-9, atol=1e-11)
 
 
+class Turning(nn.Module):
+    """A layer that has the examples first, and from some step on the tokens, of which there are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned, self.layer, self.head = False, nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x.transpose(0, 1)).transpose(0, 1) if self.turned else self.layer(x)
+        return self.head(torch.tanh(h)).mean(1)
+
+
+def test_what_was_right_in_the_first_pass_is_checked_again() -> None:
+    torch.manual_seed(3)
+    model, inputs, signal = Turning().double(), torch.randn(EXAMPLES, EXAMPLES, 4, dtype=torch.float64), fresh()
+    for number in range(1, 5):  # passes 1, 2 and 4 are checked
+        model.turned = number > 2
+        view = view_of(signal, model, inputs)
+        assert names_of(view, model) >= {"head.weight", "head.bias"}
+        assert ("layer.weight" in names_of(view, model)) == (number < 4)
+
+
 class SharedBias(nn.Module):
     """Two layers with one bias, or one layer twice whose weight is frozen."""
 

@@ -24,8 +24,28 @@ from .quadratic import Problem
 
 SHARES = [1 / 15, 2 / 15, 4 / 15, 8 / 15]
 S = eq.sync
-GRAPHS = [Ring(), Path(), Star(), Complete(), Hypercube(), Torus(), Matching(), Ring(lazy=True), Star(slack=0.3)]
-AVERAGING = [S.DPSGD(), S.DPSGD(Star()), S.DSGDmN(), S.QGDSGDm(), S.MATCHA(), S.ADPSGD()]
+GRAPHS = [
+    Ring(),
+    Path(),
+    Star(),
+    Complete(),
+    Hypercube(),
+    Torus(),
+    Matching(),
+    Ring(lazy=True),
+    Star(slack=0.3),
+    Ring(drop=0.3),
+]
+AVERAGING = [
+    S.DPSGD(),
+    S.DPSGD(Star()),
+    S.DPSGD(Ring(drop=0.2)),
+    S.GossipPGA(every=3),
+    S.DSGDmN(),
+    S.QGDSGDm(),
+    S.MATCHA(),
+    S.ADPSGD(),
+]
 EXACT = [
     S.DSGT(),
     S.DSGT(OnePeer()),

@@ -60,4 +60,4 @@ def sizes(topology: Topology) -> list[int]:
 
 
 def name(value: object) -> str:
-    return repr(value).replace("lazy=False, slack=1.0", "")[:60]
+    return repr(value).replace("lazy=False, slack=1.0, drop=0.0, drop_seed=0", "")[:60]

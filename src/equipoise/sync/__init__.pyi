@@ -15,6 +15,7 @@ from .dsgt import DSGT as DSGT
 from .eamsgd import EAMSGD as EAMSGD
 from .easgd import EASGD as EASGD
 from .edm import EDM as EDM
+from .gossip_pga import GossipPGA as GossipPGA
 from .k_gt import KGT as KGT
 from .lgrawa import LGRAWA as LGRAWA
 from .lsgd import LSGD as LSGD

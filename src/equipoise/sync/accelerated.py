@@ -114,7 +114,11 @@ class GossipPlan:
 
     @classmethod
     def make(cls, topology: Topology, kind: str, rounds: int | None, who: str) -> GossipPlan:
-        """The plan for a bound topology, or a UserError if its rounds would amplify disagreement."""
+        """The plan for a bound topology, or a UserError if its rounds would amplify disagreement.
+
+        Of a graph whose links may be down, it is the plan for the rounds in which none is: see `etas_of`.
+        """
+        topology = topology.without_drops()
         require_static(topology, who)
         if kind == FITTED:
             return cls._fitted(topology, rounds)
@@ -138,6 +142,14 @@ class GossipPlan:
             plan = cls._of(eigenvalues, etas(kind, rate, rounds))
         return plan
 
+    def etas_of(self, topology: Topology, first: int) -> tuple[float, ...]:
+        """Of R rounds from number `first` on. Those of plain gossip, all zero, if a link is down in one of them.
+
+        A polynomial of W may amplify disagreement where W changes on the way: with a tenth of the links down, the
+        fitted rounds of a ring of 32 multiply it by 4.5 on average. Plain rounds never do.
+        """
+        return self.etas if topology.intact(first, self.rounds) else (0.0,) * self.rounds
+
     @classmethod
     def _fitted(cls, topology: Topology, rounds: int | None) -> GossipPlan:
         highest, lowest = topology.lambda_2(), topology.lambda_min()
@@ -157,7 +169,7 @@ class GossipPlan:
 def gossip(mixing: Mixing, plan: GossipPlan, z: torch.Tensor, scratch: torch.Tensor) -> None:
     """z <- AG_R(z), in place; `scratch` is a vector of the same size that is overwritten."""
     now, before = z, scratch.copy_(z)
-    for each in plan.etas:
+    for each in plan.etas_of(mixing.topology, mixing.context.clock.rounds):
         mixing.begin(now)
         mixing.end(now, before, scale=1.0 + each, keep=-each)
         now, before = before, now

@@ -168,7 +168,7 @@ class Pairs(Topology):
         return [(partner, 0.5)] if partner != rank else []
 
     def period_length(self, size: int) -> int:
-        return 1 if size == 2 else 0
+        return 1 if size == 2 and not self.base.drop else 0
 
 
 @lru_cache(maxsize=256)

@@ -37,6 +37,7 @@ class Needs(NamedTuple):
     every_step: bool = False  # it communicates at every step, whatever the period
     due_before_step: bool = False  # it must know before the step whether a round is due
     static_graph: bool = False  # the same connected graph with symmetric weights in every round
+    drops: bool = False  # links of that graph may be down in some rounds
     repairs_graph: bool = False  # where W has an eigenvalue near -1 it mixes with (I + W) / 2 by itself
     undirected: bool = False  # links that go both ways, in every round
     push_sum: bool = False  # W needs column sums of 1 only: the graph may be directed

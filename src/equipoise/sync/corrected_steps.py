@@ -39,7 +39,7 @@ class CorrectedSteps:
         torch.div(self.directions, self.local_steps, out=self.joint.tail)
         with self.joint.holding(x) as both:
             displacement = self.displacement.zero_()
-            for eta in self.plan.etas:
+            for eta in self.plan.etas_of(self.mixing.topology, self.mixing.context.clock.rounds):
                 self.mixing.begin(both)
                 self.mixing.end_displacement(both, displacement.mul_(eta), scale=1.0 + eta)
                 both.add_(displacement)

@@ -78,9 +78,11 @@ class DeTAG(Gossip):
             )
 
     def needs(self) -> Needs:
-        return Needs(every_step=self.frozen, static_graph=True)
+        return Needs(every_step=self.frozen, static_graph=True, drops=True)
 
     def takes_wires(self, size: int) -> tuple[str, str]:
+        if self.topology.drop:
+            return super().takes_wires(size)
         return "dense", "accelerated gossip amplifies what a message leaves out"
 
     def check_world(self, size: int) -> None:
@@ -128,8 +130,7 @@ class DeTAG(Gossip):
         if not due:
             return 0, 0
         rounds = 1 if self.frozen else self._plan(self.topology.on(size)).rounds
-        messages, bytes = gossip_cost(self.topology, model, rank, size, round, vectors=self.vectors)
-        return rounds * messages, rounds * bytes
+        return gossip_cost(self.topology, model, rank, size, round, rounds=rounds, vectors=self.vectors)
 
     def _plan(self, graph: Topology) -> GossipPlan:
         kind = self.gossip

@@ -78,7 +78,7 @@ class FrozenPhases:
 
     def _round(self, number: int) -> None:
         """z_{r+1} = (1 + eta) W z_r - eta z_{r-1}, written over z_{r-1}."""
-        eta = self.plan.etas[number]
+        eta = self.plan.etas_of(self.mixing.topology, self.clock.rounds - number)[number]
         if not self.mixing.in_flight:  # without overlap, at the first step, and after a checkpoint
             self.mixing.begin(self.gossiped)
         self.mixing.end(self.gossiped, self.gossiped_before, scale=1.0 + eta, keep=-eta)

@@ -34,7 +34,7 @@ class OnGraph(Sync):
         bound, needs = self.topology.on(size), self.needs()
         bound.validate(push_sum=needs.push_sum)
         if needs.static_graph and size > 1:
-            require_static(bound, type(self).__name__, mixes=not needs.repairs_graph)
+            self._require_static(bound)
         if needs.undirected and size > 1:
             require_undirected(bound, type(self).__name__)
 
@@ -43,8 +43,13 @@ class OnGraph(Sync):
         needs = self.needs()
         graph = agree(self.context, self.topology, type(self).__name__, push_sum=needs.push_sum)
         if needs.static_graph:
-            require_static(graph, type(self).__name__, mixes=not needs.repairs_graph)
+            self._require_static(graph)
         return graph
+
+    def _require_static(self, bound: Topology) -> None:
+        needs = self.needs()
+        graph = bound.without_drops() if needs.drops else bound
+        require_static(graph, type(self).__name__, mixes=not needs.repairs_graph)
 
     def weigh(self, g: torch.Tensor | None = None) -> None:
         """g <- N pi_i g where shares of the examples differ; without `g`, the gradients in the parameters."""

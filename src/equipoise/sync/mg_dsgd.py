@@ -48,9 +48,11 @@ class MGDSGD(Gossip):
     gossip: str = option("accelerated", help="constant eta, Chebyshev weights, or none (eta = 0)", choices=KINDS)
 
     def needs(self) -> Needs:
-        return Needs(due_before_step=True, static_graph=True)
+        return Needs(due_before_step=True, static_graph=True, drops=True)
 
     def takes_wires(self, size: int) -> tuple[str, str]:
+        if self.topology.drop:
+            return super().takes_wires(size)
         return "dense", "accelerated gossip amplifies what a message leaves out"
 
     def check_world(self, size: int) -> None:
@@ -82,5 +84,4 @@ class MGDSGD(Gossip):
         if not due:
             return 0, 0
         rounds = GossipPlan.make(self.topology.on(size), self.gossip, self.rounds, type(self).__name__).rounds
-        messages, bytes = gossip_cost(self.topology, model, rank, size, round)
-        return rounds * messages, rounds * bytes
+        return gossip_cost(self.topology, model, rank, size, round, rounds=rounds)

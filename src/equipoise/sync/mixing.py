@@ -174,6 +174,12 @@ class Mixing:
         self.begin(vector, round=round)
         return self.end(vector, vector)
 
+    def agreed_on(self, vector: torch.Tensor) -> None:
+        """All workers hold this vector, by other means than a round: replicas of the next one begin there."""
+        if self.channel is not None:
+            sources = self._links_of(self.context.clock.rounds).sources if self.channel.tracks else []
+            self.channel.begin_at(vector, [peer for peer, _ in sources])
+
     def drop(self) -> None:
         """Discard a round in flight, as if it had not begun; all workers must do so together."""
         if self._pending is not None:
@@ -234,10 +240,19 @@ def stretched(links: RoundLinks, stretch: float) -> RoundLinks:
 
 
 def gossip_cost(
-    topology: Topology, model: ModelSize, rank: int, size: int, round: int, *, vectors: int = 1, extra: int = 0
+    topology: Topology,
+    model: ModelSize,
+    rank: int,
+    size: int,
+    round: int,
+    *,
+    rounds: int = 1,
+    vectors: int = 1,
+    extra: int = 0,
 ) -> tuple[int, int]:
-    """Messages and bytes that `rank` sends in one round of gossip: so many vectors and `extra` numbers to each."""
-    count = len(topology.on(size).targets(round, rank))
+    """Messages and bytes that `rank` sends in rounds of gossip: so many vectors and `extra` numbers to each."""
+    graph = topology.on(size)
+    count = sum(len(graph.targets(number, rank)) for number in range(round, round + rounds))
     return count, count * message_bytes(model, vectors, extra)
 
 
@@ -272,6 +287,11 @@ def agree(context: Context, topology: Topology, who: str, *, static: bool = Fals
 
 def require_static(bound: Topology, who: str, *, mixes: bool = True) -> None:
     """Refuse graphs that change from round to round, are directed, or (unless a method repairs that) do not mix."""
+    if bound.drop:
+        raise UserError(
+            f"{who} needs the same graph in every round, and with drop = {bound.drop:g} links are down in some: omit "
+            "drop, or use d-psgd, dsgt, k-gt or detag"
+        )
     if bound.cycle != 1:
         raise UserError(
             f"{who} needs the same graph in every round, {bound!r} changes: use ring, torus, hypercube or "

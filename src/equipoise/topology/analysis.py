@@ -39,6 +39,13 @@ def outgoing(key: Key, round: int) -> tuple[tuple[tuple[int, float], ...], ...]:
     return tuple(tuple(column) for column in columns)
 
 
+@lru_cache(maxsize=256)
+def intact(key: Key, round: int) -> bool:
+    """Are all links up in this round?"""
+    topology, size = key.topology, key.topology.size
+    return all(len(topology.neighbours(round, r)) == len(topology.edges(round, r, size)) for r in range(size))
+
+
 @lru_cache(maxsize=64)
 def symmetric(key: Key) -> bool:
     topology = key.topology

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.method import Configurable, option
 from . import analysis
+from .drops import down
 
 Self = TypeVar("Self", bound="Topology")
 
@@ -37,6 +39,10 @@ class Topology(Configurable):
 
     lazy: bool = option(False, help="mix with (I + W) / 2: no negative eigenvalues, at half the speed")
     slack: float = option(1.0, help="mix with slack W + (1 - slack) I: a worse graph, for experiments", above=0, most=1)
+    drop: float = option(
+        0.0, help="probability that a link is down in a round; both ends keep its weight", least=0, below=1
+    )
+    drop_seed: int = option(0, help="of the links that are down; the same on all workers", least=0)
 
     @abstractmethod
     def edges(self, round: int, rank: int, size: int) -> list[tuple[int, float]]:
@@ -91,7 +97,11 @@ class Topology(Configurable):
         if self.size == 1:
             return []
         scale = self.slack * (0.5 if self.lazy else 1.0)
-        return [(peer, weight * scale) for peer, weight in self.edges(round, rank, self.size)]
+        edges = self.edges(round, rank, self.size)
+        if self.drop:
+            lost = down(self.drop, self.drop_seed, round, self.size)[rank]
+            edges = [(peer, weight) for peer, weight in edges if not lost[peer]]
+        return [(peer, weight * scale) for peer, weight in edges]
 
     def targets(self, round: int, rank: int) -> list[tuple[int, float]]:
         """`[(peer, weight), ...]`: who mixes worker `rank` in, so whom it sends to. Its column of W."""
@@ -116,7 +126,18 @@ class Topology(Configurable):
     @property
     def cycle(self) -> int:
         """Rounds after which the bound sequence repeats: 1 if the graph does not change, 0 if it never repeats."""
-        return self.period_length(self.size) if self.size > 1 else 1
+        if self.size == 1:
+            return 1
+        return 0 if self.drop else self.period_length(self.size)
+
+    def without_drops(self: Self) -> Self:
+        """This topology with all of its links up in every round."""
+        whole = dataclasses.replace(self, drop=0.0) if self.drop else self
+        return whole.on(self.size) if self.is_bound else whole
+
+    def intact(self, first: int, rounds: int = 1) -> bool:
+        """Are all links up in these rounds?"""
+        return not self.drop or all(analysis.intact(self._key, round) for round in range(first, first + rounds))
 
     @property
     def symmetric(self) -> bool:
@@ -171,6 +192,11 @@ class Topology(Configurable):
         All rounds of a period are checked unless `round` is given. `push_sum` accepts rows that do not sum to 1, which
         only push-sum methods correct.
         """
+        if self.drop and not push_sum and not self.symmetric:
+            raise UserError(
+                f"{self!r} is directed, and a link that is down would move the mean: use an undirected graph, omit "
+                "drop, or use --sync sgp, which corrects it"
+            )
         rounds = [round] if round is not None else range(self.cycle or analysis.WINDOW)
         for each in rounds:
             analysis.check_weights(self._key, each, push_sum)

@@ -74,6 +74,12 @@ class ReplicaChannel:
         self.count += 1
         return own, others
 
+    @torch.no_grad()
+    def begin_at(self, common: torch.Tensor, senders: list[int]) -> None:
+        """All workers hold this vector: replicas, the own one and those of the senders, begin anew there."""
+        self.own = common.to(torch.float32, copy=True)
+        self.others = {p: self.own.clone() for p in senders}
+
     def _initial(self, like: torch.Tensor) -> torch.Tensor:
         initial = self.wire.initial
         assert initial is not None, "replicas need the initial model"
