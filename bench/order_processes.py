@@ -20,22 +20,23 @@ from equipoise.comm.base import Comm, barrier
 from equipoise.data.source import Source
 from equipoise.loop.job import Job, Length
 from equipoise.loop.worker import Worker
+from equipoise.order.balanced_order import BalancedOrder
 
 ORDERS: dict[str, Callable[[], eq.order.Order]] = {
     "D-RR": eq.order.Reshuffle,
-    "one epoch in five: projection": lambda: eq.order.CDGraB(signal="projection", every=5, sweeps=8),
-    "one epoch in five: last layer": lambda: eq.order.CDGraB(signal="last-layer", every=5, sweeps=8),
+    "default": eq.order.CDGraB,
+    "one epoch in five: projection": lambda: eq.order.CDGraB(signal="projection"),
     "every epoch: exact": lambda: eq.order.CDGraB(signal="exact"),
     "every epoch: exact, stale": lambda: eq.order.CDGraB(signal="exact", coordinate="stale"),
-    "every epoch: projection": lambda: eq.order.CDGraB(signal="projection", sweeps=8),
-    "every epoch: last layer": lambda: eq.order.CDGraB(signal="last-layer", sweeps=8),
+    "every epoch: projection": lambda: eq.order.CDGraB(signal="projection", every=1),
+    "every epoch: last layer": lambda: eq.order.CDGraB(signal="last-layer", every=1),
     "every epoch: ID-GraB exact": lambda: eq.order.IDGraB(signal="exact"),
     "every epoch: relay, projection": lambda: eq.order.GossipGraB(signal="projection"),
     "every epoch: one-peer, projection": lambda: eq.order.GossipGraB(signal="projection", pass_on="one-peer"),
 }
 GOALS = {
+    "default": 1.05,
     "one epoch in five: projection": 1.05,
-    "one epoch in five: last layer": 1.05,
     "every epoch: exact": 1.8,
     "every epoch: projection": 1.2,
     "every epoch: last layer": 1.2,
@@ -76,7 +77,7 @@ def compare(comm: Comm, batch: int, repetitions: int) -> tuple[dict[str, list[fl
             before = comm.ledger.bytes
             barrier(comm)
             started = time.perf_counter()
-            count = epoch * getattr(worker.order, "every", 1)
+            count = epoch * (worker.order.chosen.every if isinstance(worker.order, BalancedOrder) else 1)
             steps(worker, count)
             barrier(comm)
             if turn:

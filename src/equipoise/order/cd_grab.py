@@ -85,9 +85,9 @@ class CDGraB(BalancedOrder):
         self.layout: dict[str, Any] | None = None  # mode factors: of the message, as `BufferLayout.to_dict` gives it
         self.pending: list[torch.Tensor] = []  # mode rows: differences of the steps that have not been sent yet,
         self.delay = 1  # and how many steps share a message
-        if self.sweeps > 1:
+        if self.chosen.sweeps > 1:
             return self.keep(PAIR)
-        every, together = self.every, self.sign_together
+        every, together = self.chosen.every, self.sign_together
         return EpochBuilder(self.context, PAIR, self.group, every, self.sign, together, end_epoch=self.end_epoch)
 
     def agreed_on(self) -> str:
