@@ -3,9 +3,10 @@
 MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, an LSTM of width 32 on
 windows of 35 of 4,000 words with batches of 8, softmax regression of 64 features with single examples, a small
 transformer with WikiText-2's vocabulary with batches of 16. One thread; whole epochs of all variants in turn, five for
-one measurement, medians of the ratios of processor seconds. `--tasks` and `--orders` select. For comparison, on the MLP:
-the same pair balance on per-example gradients by vmap, grab-sampler if it is installed (patched, because it does not
-run with this torch), and the update of S by half of the products and the gradient (S += 2 F - G) instead of all products.
+one measurement, medians of the ratios of processor seconds. `--tasks` and `--orders` select. For comparison, on the
+MLP: the same pair balance on per-example gradients by vmap, grab-sampler if it is installed (patched, because it does
+not run with this torch), and the update of S by half of the products and the gradient (S += 2 F - G) instead of all
+products.
 """
 
 from __future__ import annotations
