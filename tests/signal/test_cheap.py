@@ -110,7 +110,7 @@ def test_the_sketch_of_the_last_layer_has_its_smaller_side(outputs: int, tokens:
     expected = []
     for row in inputs:
         weight, bias = torch.autograd.grad(models.loss(bypassed(row[None])), [layer.weight, layer.bias])
-        expected.append(torch.cat([bias, weight.flatten()]))
+        expected.append(torch.cat([bias[:, None], weight], 1).flatten())
     for passes in (1, 2):
         view = view_of(eq.signal.LastLayer(width=5, sketched=True), nn.Sequential(below, head), inputs, passes=passes)
         torch.testing.assert_close(view.vectors(torch.eye(6)), torch.stack(expected), rtol=1e-4, atol=1e-6)

@@ -55,7 +55,6 @@ class KeptEpoch(Builder):
         if self.rows is not None and self.units.group > 1:
             self.rows.zero_()
 
-    @torch.no_grad()
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         self.step += 1
         if view is None or not len(positions):
@@ -66,9 +65,10 @@ class KeptEpoch(Builder):
         units = self.units.of[positions]
         if self.units.group == 1 and len(rows) == len(positions):
             self.rows[torch.from_numpy(units).to(rows.device)] = rows
+            self.arrived[units] += 1
         else:
             self._add_groups(units, rows, view.sizes)
-        np.add.at(self.arrived, units, 1)
+            np.add.at(self.arrived, units, 1)
         self.steps[units] = self.step
 
     def _add_groups(self, units: np.ndarray, rows: torch.Tensor, sizes: list[int]) -> None:
@@ -89,6 +89,7 @@ class KeptEpoch(Builder):
         return rows.new_zeros(len(self.units.members), rows.shape[1])
 
     @staticmethod
+    @torch.no_grad()
     def _materialized(view: GradientView) -> torch.Tensor:
         return view.vectors(torch.eye(view.items, dtype=view.zeros().dtype, device=view.zeros().device))
 

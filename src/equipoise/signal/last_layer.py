@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import UserError
@@ -41,6 +42,7 @@ class LastLayer(Signal):
         self.last: nn.Module | None = None
         self.passes: list[LayerCall] = []
         self.sketch = KroneckerSketch(self.context.worker.seed, self.width)
+        self.projection: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
@@ -71,13 +73,13 @@ class LastLayer(Signal):
     def forget(self) -> None:
         self.passes = []
 
-    @torch.no_grad()
     def view(self) -> GradientView:
-        passes, self.passes = self.passes, []
+        passes, self.passes = self.passes, []  # of tensors without a graph
         count = sum(len(call.a) for call in passes)
         if self.sketched or len(passes[0].a.shape) > 2:
-            rows = [self._sketch(call) for call in passes]
-            return Rows((torch.cat(rows) if len(rows) > 1 else rows[0]).mul_(count), [1] * count)
+            sketches = [self._sketch(call) for call in passes]
+            rows = torch.cat(sketches) if len(sketches) > 1 else sketches[0]
+            return Rows(rows if count == 1 else rows.mul_(count), [1] * count)
         factors = _factors(passes[0]) if len(passes) == 1 else _stacked([_factors(call) for call in passes])
         costs = strategy_costs(*factors.shape)
         if self.context.size == 1 and costs["materialized"] < costs["ghost"]:  # with more workers, factors are shorter
@@ -93,14 +95,24 @@ class LastLayer(Signal):
         count, a = len(call.a), call.a.float()
         d = a.new_zeros(call.shape) if call.b is None else call.b.float()
         a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
-        if a.shape[1] > self.width:
-            a = torch.mm(a, self.sketch.matrix(0, 0, a.shape[1], a))
+        if self.projection is None:
+            self.projection = self._matrices(a)
+        inputs = F.linear(a, *self.projection)
         if d.shape[1] > _MOST:
             d = torch.mm(d, self.sketch.matrix(0, 1, d.shape[1], d, _MOST))
         if len(d) == count:
-            return torch.cat([d, (d.unsqueeze(2) * a.unsqueeze(1)).flatten(1)], 1)
-        d = d.view(count, -1, d.shape[1])
-        return torch.cat([d.sum(1), torch.bmm(d.transpose(1, 2), a.view(count, -1, a.shape[1])).flatten(1)], 1)
+            return (d.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
+        return torch.bmm(
+            d.view(count, -1, d.shape[1]).transpose(1, 2), inputs.view(count, -1, inputs.shape[1])
+        ).flatten(1)
+
+    def _matrices(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight and bias of the map from a to (1, P a)."""
+        numbers = a.shape[1]
+        projection = self.sketch.matrix(0, 0, numbers, a) if numbers > self.width else torch.eye(numbers).to(a)
+        one = torch.zeros(1 + projection.shape[1]).to(a)
+        one[0] = 1
+        return torch.cat([torch.zeros_like(projection[:, :1]), projection], 1).T.contiguous(), one
 
 
 def _factors(call: LayerCall) -> LinearFactors:
