@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
 from equipoise.comm.current import current_comm
@@ -116,6 +117,26 @@ def test_the_sketch_of_the_last_layer_has_its_smaller_side(outputs: int, tokens:
         torch.testing.assert_close(view.vectors(torch.eye(6)), torch.stack(expected), rtol=1e-4, atol=1e-6)
     short = view_of(eq.signal.LastLayer(width=2, sketched=True), nn.Sequential(below, head), inputs)
     assert short.dimension == min(5, outputs) * 3
+
+
+def test_a_last_layer_that_is_computed_again_keeps_its_gradient() -> None:
+    torch.manual_seed(3)
+    head, inputs = nn.Linear(5, 3), torch.randn(6, 5)
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = head
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(nn.Sequential(self.head, nn.Tanh()), x, use_reentrant=False)
+
+    rows = [
+        view_of(eq.signal.LastLayer(sketched=True), model, inputs).vectors(torch.eye(6))
+        for model in (Checkpointed(), nn.Sequential(head, nn.Tanh()))
+    ]
+    assert float(rows[0].norm()) > 0
+    torch.testing.assert_close(*rows)
 
 
 def test_a_wide_last_layer_keeps_products_on_average() -> None:

@@ -55,8 +55,8 @@ class LastLayer(Signal):
             if args and output.requires_grad and len(a := args[0]) == examples == len(output):
                 by_input = (self.sketched or a.ndim > 2) and a.requires_grad and a.shape[-1] < output.shape[-1]
                 side = a if by_input else output
-                calls[:] = [LayerCall(module, a.detach(), side.shape)]
-                on_gradient(side, calls[0].keep)
+                calls.append(LayerCall(module, a.detach(), side.shape))
+                on_gradient(side, calls[-1].keep)
 
         modules = [self.last] if self.last is not None else [m for m in model.modules() if rule_of(m) is linear]
         handles = [module.register_forward_hook(forward) for module in modules]
@@ -67,8 +67,10 @@ class LastLayer(Signal):
                 handle.remove()
         if not calls:
             raise UserError("the model has no linear layer with the examples first: use --order.signal exact or batch")
-        self.last = calls[0].module
-        self.passes.append(calls[0])
+        # A checkpointed block is computed again in backward: those calls get no gradient.
+        last = next((call for call in reversed(calls) if call.b is not None), calls[-1])
+        self.last = last.module
+        self.passes.append(last)
 
     def forget(self) -> None:
         self.passes = []
