@@ -47,8 +47,9 @@ def balance_kept(
                 s from the sign rule, S <- S + s v; then + to the front and - to the back, as after an epoch
 
     On fixed vectors every sweep does what an epoch of balancing does: the excess of the largest prefix over its floor
-    halves, and every batch of the next epoch draws from twice as many of the last one. So the order of each further
-    epoch is one sweep away from the one before: as balanced, with other batches. Every worker has visited something.
+    halves. A sweep over pairs also separates neighbours, so every batch of the next epoch draws from twice as many of
+    the last one. The order of each further epoch is one such sweep away from the one before: as balanced, with other
+    batches. (Sweeps over single units end in an order that reproduces itself.) Every worker has visited something.
     rule: the sign rule of a sweep.
     """
     rows = torch.cat([kept.rows for kept in workers])
@@ -57,32 +58,21 @@ def balance_kept(
     steps = np.concatenate([kept.steps for kept in workers])
     by_step = np.argsort(steps, kind="stable")
     begins = np.flatnonzero(np.diff(steps[by_step], prepend=-1))
-    terms, sequence = _in_sequence(workers, len(signature))
-    places = starts[terms[:, 0]][:, None] + len(signature) * terms[:, 1:] + np.arange(len(signature))
-    bounds = np.searchsorted(terms[:, 0], np.arange(len(workers) + 1))  # of each worker's terms
-
-    def swept(order: Indices, number: int) -> tuple[Indices, float]:
-        signs, members = np.empty(len(places)), order[places]
-        signs[sequence], cosine = _signs(rows, members[sequence], signature, rule(number))
-        plus = np.outer(signs, signature) > 0
-        parts = zip(pairwise(starts), pairwise(bounds), strict=True)
-        return np.concatenate([_reordered(order[a:b], members[i:j], plus[i:j]) for (a, b), (i, j) in parts]), cosine
-
+    sweep = _sweeper(rows, workers, starts, signature, rule)
     order = best = np.arange(len(rows))
     smallest, since, cosine = math.inf, 0, 0.0
-    if not len(sequence):
-        smallest, sweeps = _largest_prefix(rows, by_step, begins), 0
     for number in range(sweeps):
-        order, found = swept(order, number)
+        order, found = sweep(order, number)
         cosine = cosine or found
         reached, since = _largest_prefix(rows, order[by_step], begins), since + 1
         if reached < smallest:
             smallest, best, since = reached, order, 0
         if since == _PATIENCE:
             break
+    further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
     orders = [best]
     while len(orders) < epochs:
-        orders.append(swept(orders[-1], sweeps + len(orders) - 1)[0] if len(sequence) else best)
+        orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     dimension = 1 / cosine if cosine else math.nan
     variance = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2 / max(1, len(rows))
     expected = random_prefix(float(len(rows)), variance, dimension)
@@ -92,6 +82,30 @@ def balance_kept(
         smallest / expected if expected else math.nan,
         dimension,
     )
+
+
+def _sweeper(
+    rows: torch.Tensor,
+    workers: list[Kept],
+    starts: Indices,
+    signature: tuple[float, ...],
+    rule: Callable[[int], ChooseSign],
+) -> Callable[[Indices, int], tuple[Indices, float]]:
+    """From an order and the number of a sweep to the next order, and the mean squared cosine between terms."""
+    terms, sequence = _in_sequence(workers, len(signature))
+    places = starts[terms[:, 0]][:, None] + len(signature) * terms[:, 1:] + np.arange(len(signature))
+    bounds = np.searchsorted(terms[:, 0], np.arange(len(workers) + 1))  # of each worker's terms
+
+    def sweep(order: Indices, number: int) -> tuple[Indices, float]:
+        if not len(places):
+            return order, 0.0
+        signs, members = np.empty(len(places)), order[places]
+        signs[sequence], cosine = _signs(rows, members[sequence], signature, rule(number))
+        plus = np.outer(signs, signature) > 0
+        parts = zip(pairwise(starts), pairwise(bounds), strict=True)
+        return np.concatenate([_reordered(order[a:b], members[i:j], plus[i:j]) for (a, b), (i, j) in parts]), cosine
+
+    return sweep
 
 
 def _in_sequence(workers: list[Kept], width: int) -> tuple[Indices, Indices]:
