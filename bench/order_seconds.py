@@ -7,6 +7,7 @@ Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the
 4 virtual workers, a constant learning rate. Every run adds its loss after each epoch to FILE; a run that is there is
 not repeated. Seconds are epochs times the cost of a step, which order_cost.py measures on a quiet machine (`--cost`),
 so that the load of this machine does not matter: with a cost of 1.04, 25 epochs pay for 26 of random reshuffling.
+Other options of CD-GraB: an order that is a JSON object, such as '{"signal": "exact", "every": 5}'.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ WORKERS, SEEDS = 4, 3
 EPOCHS = {"convex": 20, "lenet": 20, "lstm": 15}
 ORDERS: dict[str, Callable[[], Order]] = {
     "D-RR": Reshuffle,
-    "CD-GraB, one epoch in five": lambda: CDGraB(signal="projection", every=5, sweeps=8),
+    "CD-GraB": CDGraB,
     "flip-flop": FlipFlop,
     "paired reversal": PairedReversal,
-    "CD-GraB, every epoch, projection": lambda: CDGraB(signal="projection"),
-    "CD-GraB, every epoch, exact": CDGraB,
+    "CD-GraB, every epoch, exact": lambda: CDGraB(signal="exact"),
+    "CD-GraB, every epoch, projection": lambda: CDGraB(signal="projection", every=1, sweeps=1),
 }
 Table = dict[str, Any]
 # Less noise per step than in order_curves.py (twice the batch, half the rate, four times the images): there, the last
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of the data's files")
     parser.add_argument("--table", type=Path, required=True, help="JSON file of all runs so far")
     parser.add_argument("--task", nargs="+", choices=EPOCHS, default=list(EPOCHS))
-    parser.add_argument("--orders", nargs="+", default=list(ORDERS))
+    parser.add_argument("--orders", nargs="+", default=list(ORDERS)[:4])
     parser.add_argument("--seeds", type=int, default=SEEDS)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -262,19 +262,20 @@ _FREE = ("D-RR", "flip-flop", "paired reversal")
 def order_seconds(measured: dict[str, Any], task: str) -> str:
     """Losses at equal epochs, and at equal seconds where the cost of a step was measured; mean and range of the seeds.
 
-    A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them.
+    A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them, where the loss is
+    interpolated between two epochs.
     """
     runs, costs = measured[task], measured["costs"].get(task, {})
     seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
     epochs = len(next(iter(runs.values()))[seeds[0]])
     costs = dict.fromkeys(_FREE, 1.0) | costs
-    paid = {name: min(epochs, int(epochs / costs.get(name, 1.0))) for name in runs}
+    paid = {name: min(float(epochs), epochs / costs.get(name, 1.0)) for name in runs}
     ends = {name: [_settled(of[seed], epochs) for seed in seeds] for name, of in runs.items()}
     then = {name: [_settled(of[seed], paid[name]) for seed in seeds] for name, of in runs.items()}
     body = []
     for name in runs:
         row = [name, f"{costs[name]:.2f}" if name in costs else "not measured", _range(ends[name])]
-        row += [str(paid[name]), _range(then[name])] if name in costs else ["-", "-"]
+        row += [f"{paid[name]:.3g}", _range(then[name])] if name in costs else ["-", "-"]
         used = then if name in costs else ends
         ahead = sum(all(mine < used[other][i] for other in _FREE) for i, mine in enumerate(used[name]))
         body.append([*row, "" if name in _FREE else f"{ahead} of {len(seeds)}"])
@@ -282,13 +283,23 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
     return lines([*head, "seeds ahead of all free orders"], body)
 
 
-def _settled(values: list[float], epochs: int) -> float:
+def _settled(values: list[float], epochs: float) -> float:
     """The mean over the last three epochs: where a random order's last epoch ends is luck."""
-    return statistics.mean(values[max(0, epochs - 3) : epochs])
+    whole = int(epochs)
+    before, after = (statistics.mean(values[max(0, end - 3) : end]) for end in (whole, min(whole + 1, len(values))))
+    return before + (epochs - whole) * (after - before)
 
 
 def _range(values: list[float]) -> str:
     return f"{digits(statistics.mean(values))} ({digits(min(values))} to {digits(max(values))})"
+
+
+def order_signals(measured: dict[str, Any], view: str) -> str:
+    """Which part of CD-GraB keeps the gain: final losses of one seed beside those of random reshuffling."""
+    runs = measured[view]
+    late = {name: statistics.geometric_mean(values[len(values) // 2 :]) for name, values in runs.items()}
+    body = [[name, f"{_settled(values, len(values)):.3f}", f"{late[name]:.3f}"] for name, values in runs.items()]
+    return lines(["order", "loss at the end", "mean of the second half"], body)
 
 
 def order_processes(measured: dict[str, float], view: str) -> str:
@@ -322,10 +333,11 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "plan_validation": plan_validation,
     "detag": detag,
     "order_seconds": order_seconds,
+    "order_signals": order_signals,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
 }
-FILES = {"wire_time_short": "wire_time"}
+FILES = {"wire_time_short": "wire_time", "order_signals": "order_seconds"}
 
 
 def rendered(text: str) -> str:

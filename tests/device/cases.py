@@ -33,7 +33,7 @@ def methods() -> dict[str, Any]:
         rows[f"order-{name}"] = cls()
     balance = registry.get("order", "pair-balance")
     for signal in SIGNALS:
-        if signal not in ("exact", "forward"):  # forward mode has tensors without memory, which the device cannot hold
+        if signal != "forward":  # forward mode has tensors without memory, which the device cannot hold
             rows[f"order-pair-balance-{signal}"] = balance(signal=signal, group=4 if signal == "batch" else 1)
     rows["order-pair-balance-kept"] = balance(signal="projection", sweeps=2)
     return rows

@@ -133,7 +133,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Worker], None],
         "in its recipe at step #: optimizer.weight_decay is 0.1 there and 0 on the others",
     ),
     "order": ({}, {}, another_seed, f"worker {ODD} differs from worker 0 in its order at step"),
-    "decisions": ({"order": eq.order.CDGraB()}, {}, another_decision, "the others in its order at step #: the hash"),
+    "decisions": (
+        {"order": eq.order.CDGraB(signal="exact")},
+        {},
+        another_decision,
+        "the others in its order at step #: the hash",
+    ),
     "batch": ({}, {}, another_batch, "in its batch sizes at step #: the batch of worker 2 is 5 there and 4 on"),
     "place": ({}, {}, another_place, "in its place in the data at step #: the count consumed"),
     "edge": (

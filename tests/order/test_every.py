@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.order import CDGraB, GossipGraB, GraB, IDGraB, PairBalance
 
-from .drive import bound, sphere, visit
+from .drive import bound, largest_prefix, sphere, visit
 
 LEARNERS = (CDGraB, GossipGraB, GraB, IDGraB, PairBalance)
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -21,11 +22,8 @@ Y = (X[:, 0] > 0).long()
 
 
 @pytest.mark.parametrize("method", LEARNERS)
-@pytest.mark.parametrize("sweeps", [1, 3])
-def test_other_epochs_visit_the_learned_order_forwards_and_backwards(method: Any, sweeps: int) -> None:
-    if method is GossipGraB and sweeps > 1:
-        pytest.skip("it signs while gradients arrive")
-    order, vectors = bound(method(signal="exact", every=4, sweeps=sweeps), 20), sphere(20, 3)
+def test_other_epochs_visit_a_streamed_order_forwards_and_backwards(method: Any) -> None:
+    order, vectors = bound(method(signal="exact", every=4), 20), sphere(20, 3)
     epochs, learned = [], []
     for epoch in range(6):
         epochs.append(visit(order, vectors if epoch < 4 else sphere(20, 3, seed=9), epoch, 4).tolist())
@@ -36,6 +34,43 @@ def test_other_epochs_visit_the_learned_order_forwards_and_backwards(method: Any
     assert epochs[3] == epochs[1]
     assert epochs[4] == epochs[1][::-1]
     assert epochs[5] not in (epochs[4], epochs[4][::-1])
+
+
+@pytest.mark.parametrize("method", [CDGraB, GraB, IDGraB, PairBalance])
+def test_other_epochs_are_balanced_from_kept_vectors(method: Any) -> None:
+    """As well as the first of them, without new gradients, and with other batches."""
+    order, vectors = bound(method(signal="projection", every=5, sweeps=8), 512), sphere(512, 8)
+    epochs, learned = [], []
+    for epoch in range(7):
+        epochs.append(visit(order, vectors if epoch < 5 else sphere(512, 8, seed=9), epoch, 4))
+        learned.append(order.learning)
+    assert learned == [True, False, False, False, False, True, False]
+    prefixes = [largest_prefix(vectors[torch.from_numpy(positions)]) for positions in epochs]
+    assert prefixes[0] > 9
+    assert max(prefixes[1:6]) < 4.5, prefixes
+    batches = [{frozenset(batch) for batch in positions.reshape(-1, 4).tolist()} for positions in epochs]
+    assert all(len(a & b) < 6 for a, b in itertools.combinations(batches, 2))
+    assert all(sorted(positions) == list(range(512)) for positions in epochs)
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, ("last-layer", 5, 8)),
+        ({"every": 1}, ("last-layer", 1, 8)),
+        ({"sweeps": 1}, ("exact", 1, 1)),
+        ({"signal": "projection"}, ("projection", 5, 8)),
+        ({"signal": "projection", "sweeps": 1}, ("projection", 1, 1)),
+        ({"signal": "exact"}, ("exact", 1, 1)),
+        ({"signal": "batch", "group": 4}, ("batch", 1, 1)),
+        ({"coordinate": "stale"}, ("exact", 1, 1)),
+        ({"coordinate": "stale", "signal": "last-layer", "every": 2}, ("last-layer", 2, 1)),
+    ],
+    ids=str,
+)
+def test_what_options_that_are_left_out_mean(options: dict[str, Any], chosen: tuple[str, int, int]) -> None:
+    assert CDGraB(**options).chosen == chosen
+    assert GossipGraB().chosen == ("exact", 1, 1)
 
 
 def test_a_short_group_stays_at_the_end() -> None:
@@ -56,7 +91,10 @@ def trained(order: Any, epochs: int, **options: Any) -> dict[str, Any]:
     return eq.train(net, nn.CrossEntropyLoss(), (X, Y), order=order, epochs=epochs, **options).result
 
 
-@pytest.mark.parametrize("options", [{}, {"signal": "last-layer"}, {"signal": "projection", "sweeps": 8}], ids=str)
+OPTIONS: list[dict[str, Any]] = [{"signal": "exact"}, {"signal": "last-layer", "sweeps": 1}, {}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_an_epoch_that_is_not_learned_from_sends_nothing(options: dict[str, Any]) -> None:
     """Beyond plain training. The messages of a learned epoch arrive, at the latest, when the next one begins."""
     plain = [trained(eq.order.Reshuffle(), epochs)["bytes"] for epochs in (2, 3, 6)]
@@ -64,7 +102,7 @@ def test_an_epoch_that_is_not_learned_from_sends_nothing(options: dict[str, Any]
     extra = [a - b for a, b in zip(sent, plain, strict=True)]
     assert extra[0] > 0
     assert extra[0] == extra[1]
-    assert (extra[2] > extra[1]) == ("sweeps" not in options)  # the sketches of epoch 5 are sent when epoch 6 begins
+    assert (extra[2] > extra[1]) == bool(options)  # the sketches of epoch 5 are sent when epoch 6 begins
 
 
 def test_the_signal_rests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +120,8 @@ def test_the_signal_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("steps", [3, 7, 12, 22])
 def test_stopped_in_any_epoch_and_resumed(steps: int, tmp_path: Path) -> None:
-    """Five steps per epoch, of which one in three is learned from; processes give the bits of virtual workers."""
-    order = CDGraB(signal="projection", every=3, sweeps=4)
+    """Five steps per epoch, and one epoch in three is learned from; processes give the bits of virtual workers."""
+    order = CDGraB(every=3)
     undisturbed = trained(order, 6)["params_sha256"]
     trained(order, None, steps=steps, out=tmp_path)  # type: ignore[arg-type]
     assert trained(order, 6, out=tmp_path, resume=True)["params_sha256"] == undisturbed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import equipoise as eq
 from equipoise.comm.current import current_comm
@@ -93,9 +94,58 @@ def test_the_last_layer_is_exact() -> None:
         assert view_from_state(view.state()).items == 6
 
 
-def test_the_last_layer_of_words_is_sketched() -> None:
-    view = view_of(eq.signal.LastLayer(width=4), models.CASES["linear on tokens"][0](), torch.randn(6, 4, 7))
-    assert view.dimension == 16
+@pytest.mark.parametrize("outputs", [3, 30])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_the_sketch_of_the_last_layer_has_its_smaller_side(outputs: int, tokens: bool) -> None:
+    """Unprojected, it is dL/dy (1, a)' if the outputs are fewer, else the gradient of (1, M) in W (a + M a + m)."""
+    torch.manual_seed(3)
+    head, below = nn.Linear(5, outputs), nn.Sequential(nn.Linear(7, 5), nn.Tanh())
+    inputs = torch.randn(6, 4, 7) if tokens else torch.randn(6, 7)
+    inserted = nn.Linear(5, 5)
+    nn.init.zeros_(inserted.weight), nn.init.zeros_(inserted.bias)
+
+    def bypassed(x: torch.Tensor) -> torch.Tensor:
+        return head(below(x) + inserted(below(x)))
+
+    layer = head if outputs == 3 else inserted
+    expected = []
+    for row in inputs:
+        weight, bias = torch.autograd.grad(models.loss(bypassed(row[None])), [layer.weight, layer.bias])
+        expected.append(torch.cat([bias[:, None], weight], 1).flatten())
+    for passes in (1, 2):
+        view = view_of(eq.signal.LastLayer(width=5, sketched=True), nn.Sequential(below, head), inputs, passes=passes)
+        torch.testing.assert_close(view.vectors(torch.eye(6)), torch.stack(expected), rtol=1e-4, atol=1e-6)
+    short = view_of(eq.signal.LastLayer(width=2, sketched=True), nn.Sequential(below, head), inputs)
+    assert short.dimension == min(5, outputs) * 3
+
+
+def test_a_last_layer_that_is_computed_again_keeps_its_gradient() -> None:
+    torch.manual_seed(3)
+    head, inputs = nn.Linear(5, 3), torch.randn(6, 5)
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = head
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(nn.Sequential(self.head, nn.Tanh()), x, use_reentrant=False)
+
+    rows = [
+        view_of(eq.signal.LastLayer(sketched=True), model, inputs).vectors(torch.eye(6))
+        for model in (Checkpointed(), nn.Sequential(head, nn.Tanh()))
+    ]
+    assert float(rows[0].norm()) > 0
+    torch.testing.assert_close(*rows)
+
+
+def test_a_wide_last_layer_keeps_products_on_average() -> None:
+    torch.manual_seed(3)
+    model, inputs = nn.Linear(9, 40), torch.randn(5, 9)
+    grams = [view_of(eq.signal.LastLayer(width=4, sketched=True), model, inputs, seed).gram() for seed in range(300)]
+    rows = models.gradients(model, inputs)
+    true = rows @ rows.T
+    assert float((torch.stack(grams).mean(0) - true).norm() / true.norm()) < 0.2
 
 
 def test_a_group_has_the_gradient_of_its_pass() -> None:

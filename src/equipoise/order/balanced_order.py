@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,18 @@ from .builder import Builder
 from .kept_epoch import KeptEpoch
 from .sign_rules import SIGN_RULES
 
-_SIGNAL = "which gradients it uses: exact per-example ones, forward mode, a sketch, the last layer, or one per group"
+_SIGNAL = (
+    "which gradients it uses: exact per-example ones, forward mode, a sketch, the last layer, or one per group; auto: "
+    "the last layer, exact where signs are needed while an epoch runs"
+)
+_SHORT = ("projection", "count-sketch", "last-layer")
+_EVERY, _SWEEPS = 5, 8
+
+
+class Chosen(NamedTuple):
+    signal: str
+    every: int
+    sweeps: int
 
 
 @dataclass
@@ -35,15 +46,26 @@ class BalancedOrder(Order):
     STATE: ClassVar[tuple[str, ...]] = ("learned",)
     HEALTH: ClassVar[tuple[str, ...]] = ("herding",)
 
-    signal: str = option("exact", help=_SIGNAL, choices=tuple(SIGNALS))
+    signal: str = option("auto", help=_SIGNAL, choices=("auto", *SIGNALS))
     sign: str = option("greedy", help="sign rule", choices=tuple(SIGN_RULES))
     group: int = option(1, help="examples that stay together and are ordered as one unit", least=1)
-    every: int = option(1, help="learn from one epoch of so many; the others cost nothing", least=1)
-    sweeps: int = option(
-        1,
-        help="times that an epoch is balanced; above 1 its vectors, which must be short, are kept until it ends",
-        least=1,
+    every: int = option(
+        0, help=f"learn from one epoch of so many; 0: {_EVERY} where vectors are kept, 1 where they are not", least=0
     )
+    sweeps: int = option(
+        0,
+        help="times that an epoch is balanced; above 1 its vectors, which must be short, are kept until it ends; "
+        f"0: {_SWEEPS} for sketches, 1 for other signals",
+        least=0,
+    )
+
+    @property
+    def chosen(self) -> Chosen:
+        """What the options mean where they leave the choice open: sketches that are kept, unless signs must stream."""
+        kept = not self.streams and self.sweeps != 1
+        signal = self.signal if self.signal != "auto" else "last-layer" if kept else "exact"
+        sweeps = self.sweeps or (_SWEEPS if kept and signal in _SHORT else 1)
+        return Chosen(signal, self.every or (_EVERY if sweeps > 1 else 1), sweeps)
 
     def check(self) -> None:
         if self.signal == "batch" and self.group == 1:
@@ -72,7 +94,8 @@ class BalancedOrder(Order):
         """Refuse combinations that only this method cannot handle, with a `UserError` that says the fix."""
 
     def init_state(self) -> None:
-        self.watch_through(signal_of(self.signal, self.group, short=self.sweeps > 1))
+        signal, _, sweeps = self.chosen
+        self.watch_through(signal_of(signal, self.group, short=sweeps > 1))
         self.builder = self.make_builder()
 
     @property
@@ -82,7 +105,8 @@ class BalancedOrder(Order):
 
     def keep(self, signature: tuple[float, ...]) -> KeptEpoch:
         """A builder that keeps sketches and balances them when an epoch ends, with other workers if `coordinated`."""
-        return KeptEpoch(self.context, signature, self.group, self.every, self.sign, self.sweeps, self.coordinated)
+        _, every, sweeps = self.chosen
+        return KeptEpoch(self.context, signature, self.group, every, self.sign, sweeps, self.coordinated)
 
     @abstractmethod
     def make_builder(self) -> Builder:

@@ -13,11 +13,9 @@ from .reordering import Units
 
 
 class Builder(ABC):
-    """Builds the next epoch's order. A builder fills `observe` and `finish`. Final here: epochs, and which are learned.
+    """Builds the next epoch's order. Final here: epochs, and which are learned.
 
-    Orders change slowly. So one epoch of `every` is learned from; the others visit what was learned, in turn forwards
-    and backwards, and cost nothing. A reversed order has the same prefix norms, and over two epochs the part of the
-    error that is of first order in the step size cancels.
+    Gradients change slowly. So one epoch of `every` may be learned from; the others cost nothing.
     """
 
     def __init__(self, context: Context, group: int, every: int):
@@ -38,7 +36,7 @@ class Builder(ABC):
                 self.finish()
                 self.units.next_epoch()
             else:
-                self.units.reverse()
+                self.next_between()
             self.since = (self.since + 1) % self.every
             self.number = number
             if self.learning:
@@ -64,6 +62,10 @@ class Builder(ABC):
     @abstractmethod
     def finish(self) -> None:
         """An epoch that was learned from ends: place units that have a sign. Collective where workers coordinate."""
+
+    @abstractmethod
+    def next_between(self) -> None:
+        """An epoch that was not learned from ends: arrange the units for the next one, without a message."""
 
     @abstractmethod
     def herding(self) -> float:

@@ -42,7 +42,9 @@ class CDGraB(BalancedOrder):
                                                 worker w's pair goes to the two ends of its next epoch
 
     The sum over workers stays balanced, so its floor does not grow with the world size (`IDGraB`'s grows like its
-    square root). There is no server and no gather of gradients. `coordinate`:
+    square root). By default rank 0 does this when a learned epoch ends, on sketches that it receives once (`sweeps`).
+    With `signal = exact` or `sweeps = 1` workers do it in every step, without a server and without a gather of
+    gradients. `coordinate`:
 
     - factors: workers exchange the layers' inputs and output gradients, and every worker holds a slice of S. Exact;
     - shards: every worker holds a slice of S and receives that slice of the differences. Exact, for any layers;
@@ -50,7 +52,8 @@ class CDGraB(BalancedOrder):
     - auto: the cheaper exact one, by the bytes of the first step. Sketches are short and are sent to every worker,
       those of eight steps in one message: signs are needed only at the end of an epoch, and are the same.
 
-    All workers compute all signs; a hash of them is compared after every epoch. With one worker it is `PairBalance`.
+    All workers compute all signs then; a hash of them is compared after every epoch. With one worker it is
+    `PairBalance`.
 
     Reference: Cooper, Guo, Pham, Yuan, Ruan, Lu, De Sa, Coordinating Distributed Example Orders for Provably
     Accelerated Training, NeurIPS 2023.
@@ -85,9 +88,9 @@ class CDGraB(BalancedOrder):
         self.layout: dict[str, Any] | None = None  # mode factors: of the message, as `BufferLayout.to_dict` gives it
         self.pending: list[torch.Tensor] = []  # mode rows: differences of the steps that have not been sent yet,
         self.delay = 1  # and how many steps share a message
-        if self.sweeps > 1:
+        if self.chosen.sweeps > 1:
             return self.keep(PAIR)
-        every, together = self.every, self.sign_together
+        every, together = self.chosen.every, self.sign_together
         return EpochBuilder(self.context, PAIR, self.group, every, self.sign, together, end_epoch=self.end_epoch)
 
     def agreed_on(self) -> str:

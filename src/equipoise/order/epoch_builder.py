@@ -68,6 +68,10 @@ class EpochBuilder(Builder):
         if self.total is not None:
             self.total.zero_()
 
+    def next_between(self) -> None:
+        """Backwards: the same prefix norms, and over two epochs the part of the error of first order cancels."""
+        self.units.reverse()
+
     def begin(self) -> None:
         self.memory = {"epochs": float(self.number + 1), "terms": float(self.terms)}
 

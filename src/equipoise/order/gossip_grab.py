@@ -51,7 +51,7 @@ class GossipGraB(BalancedOrder):
 
     def make_builder(self) -> Builder:
         self.turn = 0  # relay: steps so far; otherwise rounds of messages so far
-        every = self.every
+        every = self.chosen.every
         return EpochBuilder(
             self.context, PAIR, self.group, every, self.sign, self.sign_own, end_epoch=lambda total: NO_TERMS
         )

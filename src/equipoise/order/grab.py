@@ -54,8 +54,8 @@ class GraB(BalancedOrder):
             )
 
     def make_builder(self) -> Builder:
-        if self.sweeps > 1:
+        if self.chosen.sweeps > 1:
             return self.keep(SINGLE)
         signer = sign_locally if self.levels == 1 else recursive_signer(self.levels)
         centre = MeanEstimate(self.decay)
-        return EpochBuilder(self.context, SINGLE, self.group, self.every, self.sign, signer, centre)
+        return EpochBuilder(self.context, SINGLE, self.group, self.chosen.every, self.sign, signer, centre)

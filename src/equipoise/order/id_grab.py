@@ -31,7 +31,7 @@ class IDGraB(BalancedOrder):
 
     def make_builder(self) -> Builder:
         signature = PAIR if self.balance == "pair" else SINGLE
-        if self.sweeps > 1:
+        if self.chosen.sweeps > 1:
             return self.keep(signature)
         centre = None if self.balance == "pair" else MeanEstimate(None)
-        return EpochBuilder(self.context, signature, self.group, self.every, self.sign, sign_locally, centre)
+        return EpochBuilder(self.context, signature, self.group, self.chosen.every, self.sign, sign_locally, centre)

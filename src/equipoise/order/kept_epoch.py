@@ -25,7 +25,8 @@ class KeptEpoch(Builder):
     """Keeps one short vector per unit in an epoch that is learned from, and balances them `sweeps` times at its end.
 
     A step only computes sketches: no sign, no message. Where workers coordinate (`together`), each sends its sketches
-    to rank 0 once in such an epoch and receives its next order.
+    to rank 0 once in such an epoch and receives the orders of the next `every` epochs. No two of them have the same
+    batches: visiting one order again and again is worse than a random one (docs/order.md).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class KeptEpoch(Builder):
         self.together = together and context.size > 1
         self.relative, self.dimension, self.warned = math.nan, math.nan, False
         self.rows: torch.Tensor | None = None  # one per unit
+        self.upcoming: list[list[int]] = []  # units in the orders of the epochs until the next one is learned from
         self.begin()
 
     def begin(self) -> None:
@@ -53,7 +55,6 @@ class KeptEpoch(Builder):
         if self.rows is not None and self.units.group > 1:
             self.rows.zero_()
 
-    @torch.no_grad()
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
         self.step += 1
         if view is None or not len(positions):
@@ -64,9 +65,10 @@ class KeptEpoch(Builder):
         units = self.units.of[positions]
         if self.units.group == 1 and len(rows) == len(positions):
             self.rows[torch.from_numpy(units).to(rows.device)] = rows
+            self.arrived[units] += 1
         else:
             self._add_groups(units, rows, view.sizes)
-        np.add.at(self.arrived, units, 1)
+            np.add.at(self.arrived, units, 1)
         self.steps[units] = self.step
 
     def _add_groups(self, units: np.ndarray, rows: torch.Tensor, sizes: list[int]) -> None:
@@ -87,6 +89,7 @@ class KeptEpoch(Builder):
         return rows.new_zeros(len(self.units.members), rows.shape[1])
 
     @staticmethod
+    @torch.no_grad()
     def _materialized(view: GradientView) -> torch.Tensor:
         return view.vectors(torch.eye(view.items, dtype=view.zeros().dtype, device=view.zeros().device))
 
@@ -98,17 +101,25 @@ class KeptEpoch(Builder):
         balanced = self._balance_together(kept) if self.together else self._balance([kept])
         self.relative, self.dimension = balanced.herding, balanced.dimension
         self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
-        order = [full[index] for index in balanced.orders[0]]
+        self.upcoming = np.array(full, dtype=np.int64)[balanced.orders[0]].tolist()
+        self._place_next()
+
+    def _place_next(self) -> None:
+        order = self.upcoming.pop(0)
         half = len(order) // 2
         self.units.front, self.units.back = order[:half], order[half:][::-1]
+
+    def next_between(self) -> None:
+        self._place_next()
+        self.units.next_epoch()
 
     def _balance(self, workers: list[Kept]) -> Balanced:
         used = [kept for kept in workers if len(kept.steps)]
         if not used:
-            return Balanced([kept.steps for kept in workers], math.nan, math.nan)
-        balanced = balance_kept(used, self.signature, self.sweeps, self._rule)
+            return Balanced([kept.steps[None] for kept in workers], math.nan, math.nan)
+        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, self.every)
         orders = iter(balanced.orders)
-        return balanced._replace(orders=[next(orders) if len(kept.steps) else kept.steps for kept in workers])
+        return balanced._replace(orders=[next(orders) if len(kept.steps) else kept.steps[None] for kept in workers])
 
     def _rule(self, sweep: int) -> ChooseSign:
         terms = float(len(self.units.members) // len(self.signature))
@@ -143,11 +154,11 @@ class KeptEpoch(Builder):
         elif comm.rank in peers:
             message = torch.cat([torch.from_numpy(kept.steps).to(kept.rows.dtype)[:, None], kept.rows], 1)
             comm.exchange({0: message.contiguous()}, {}).wait()
-            received = torch.empty(len(kept.steps), dtype=torch.int64)
+            received = torch.empty(self.every, len(kept.steps), dtype=torch.int64)
             comm.exchange({}, {0: received}).wait()
             order = received.numpy()
         else:
-            order = kept.steps
+            order = kept.steps[None]
         herding, dimension = comm.broadcast(numbers).tolist()
         return Balanced([order], herding, dimension)
 
@@ -160,12 +171,19 @@ class KeptEpoch(Builder):
             "arrived": self.arrived.tolist(),
             "steps": self.steps.tolist(),
             "step": self.step,
+            "upcoming": [list(order) for order in self.upcoming],
             "relative": self.relative,
             "dimension": self.dimension,
             "warned": self.warned,
         }
 
     def load_own(self, state: dict[str, Any]) -> None:
+        if "upcoming" not in state:
+            raise UserError(
+                "this checkpoint has an order that is balanced while gradients arrive, as by default before 0.3: "
+                "continue it with --order.sweeps 1"
+            )
         self.rows, self.step = state["rows"], state["step"]
+        self.upcoming = [list(order) for order in state["upcoming"]]
         self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
         self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]

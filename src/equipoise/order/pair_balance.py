@@ -35,6 +35,6 @@ class PairBalance(BalancedOrder):
     )
 
     def make_builder(self) -> Builder:
-        if self.sweeps > 1:
+        if self.chosen.sweeps > 1:
             return self.keep(PAIR)
-        return EpochBuilder(self.context, PAIR, self.group, self.every, self.sign, sign_locally)
+        return EpochBuilder(self.context, PAIR, self.group, self.chosen.every, self.sign, sign_locally)

@@ -56,13 +56,14 @@ def repeated(signature: tuple[float, ...], count: int, items: int) -> Floats:
 def sign_sequentially(products: Floats, gram: Floats, choose_sign: ChooseSign) -> TermSigns:
     """Signs from `<S, v_k>` and `<v_j, v_k>`. `<S_k, v_k>` is a sum of known numbers: a loop over scalars."""
     squares, running = gram.diagonal().copy(), products.copy()
-    signs = []
-    for k, square in enumerate(squares.tolist()):
-        signs.append(choose_sign(running.item(k), square))
-        if signs[-1] > 0:
-            running += gram[k]
+    signs, item = [], running.item
+    for k, (square, row) in enumerate(zip(squares.tolist(), gram, strict=True)):
+        sign = choose_sign(item(k), square)
+        signs.append(sign)
+        if sign > 0:
+            running += row
         else:
-            running -= gram[k]
+            running -= row
     return TermSigns(np.array(signs, dtype=np.float64), squares, _mean_cross(gram, squares))
 
 

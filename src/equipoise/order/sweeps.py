@@ -17,7 +17,7 @@ from .sign_terms import PAIR, ChooseSign, TermSigns, sign_sequentially
 
 Indices = npt.NDArray[np.int64]
 
-_BLOCK = 32  # terms whose products are computed together
+_BLOCK = 64  # terms whose products are computed together
 _PATIENCE = 2  # sweeps without a better order, after which no more are made
 
 
@@ -29,21 +29,28 @@ class Kept(NamedTuple):
 
 
 class Balanced(NamedTuple):
-    orders: list[Indices]  # of every worker: of its units, as they were visited
-    herding: float  # the largest prefix of these orders, relative to a random one
+    orders: list[Indices]  # of every worker: [epochs, units], of its units as they were visited
+    herding: float  # the largest prefix of the first of these orders, relative to a random one
     dimension: float  # effective: 1 / mean squared cosine between different terms
 
 
 def balance_kept(
-    workers: list[Kept], signature: tuple[float, ...], sweeps: int, rule: Callable[[int], ChooseSign]
+    workers: list[Kept],
+    signature: tuple[float, ...],
+    sweeps: int,
+    rule: Callable[[int], ChooseSign],
+    epochs: int = 1,
 ) -> Balanced:
-    """Balance the sums over all workers up to `sweeps` times; the best of these orders.
+    """Balance the sums over all workers up to `sweeps` times; the best of these orders, then one for each epoch more.
 
         sweep:  v = a pair's difference (`PAIR`) or a centred unit (`SINGLE`), in the order of steps, then of ranks,
                 s from the sign rule, S <- S + s v; then + to the front and - to the back, as after an epoch
 
     On fixed vectors every sweep does what an epoch of balancing does: the excess of the largest prefix over its floor
-    halves. Every worker has visited something. rule: the sign rule of a sweep.
+    halves. A sweep over pairs also separates neighbours, so every batch of the next epoch draws from twice as many of
+    the last one. The order of each further epoch is one such sweep away from the one before: as balanced, with other
+    batches. (Sweeps over single units end in an order that reproduces itself.) Every worker has visited something.
+    rule: the sign rule of a sweep.
     """
     rows = torch.cat([kept.rows for kept in workers])
     rows = rows - rows.mean(0)
@@ -51,31 +58,54 @@ def balance_kept(
     steps = np.concatenate([kept.steps for kept in workers])
     by_step = np.argsort(steps, kind="stable")
     begins = np.flatnonzero(np.diff(steps[by_step], prepend=-1))
-    terms, sequence = _in_sequence(workers, len(signature))
+    sweep = _sweeper(rows, workers, starts, signature, rule)
     order = best = np.arange(len(rows))
-    smallest, since = _largest_prefix(rows, by_step, begins), 0
-    cosine = 0.0
-    for sweep in range(sweeps if len(sequence) else 0):
-        members = order[starts[terms[:, 0]][:, None] + len(signature) * terms[:, 1:] + np.arange(len(signature))]
-        signs = np.empty(len(members))
-        signs[sequence], found = _signs(rows, members[sequence], signature, rule(sweep))
+    smallest, since, cosine = math.inf, 0, 0.0
+    for number in range(sweeps):
+        order, found = sweep(order, number)
         cosine = cosine or found
-        order = np.concatenate(
-            [
-                _reordered(order[lo:hi], members[terms[:, 0] == w], np.outer(signs[terms[:, 0] == w], signature) > 0)
-                for w, (lo, hi) in enumerate(pairwise(starts))
-            ]
-        )
         reached, since = _largest_prefix(rows, order[by_step], begins), since + 1
         if reached < smallest:
             smallest, best, since = reached, order, 0
         if since == _PATIENCE:
             break
+    further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
+    orders = [best]
+    while len(orders) < epochs:
+        orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     dimension = 1 / cosine if cosine else math.nan
-    variance = float(rows.double().pow(2).sum()) / max(1, len(rows))
+    variance = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2 / max(1, len(rows))
     expected = random_prefix(float(len(rows)), variance, dimension)
-    orders = [best[lo:hi] - lo for lo, hi in pairwise(starts)]
-    return Balanced(orders, smallest / expected if expected else math.nan, dimension)
+    stacked = np.stack(orders)
+    return Balanced(
+        [stacked[:, lo:hi] - lo for lo, hi in pairwise(starts)],
+        smallest / expected if expected else math.nan,
+        dimension,
+    )
+
+
+def _sweeper(
+    rows: torch.Tensor,
+    workers: list[Kept],
+    starts: Indices,
+    signature: tuple[float, ...],
+    rule: Callable[[int], ChooseSign],
+) -> Callable[[Indices, int], tuple[Indices, float]]:
+    """From an order and the number of a sweep to the next order, and the mean squared cosine between terms."""
+    terms, sequence = _in_sequence(workers, len(signature))
+    places = starts[terms[:, 0]][:, None] + len(signature) * terms[:, 1:] + np.arange(len(signature))
+    bounds = np.searchsorted(terms[:, 0], np.arange(len(workers) + 1))  # of each worker's terms
+
+    def sweep(order: Indices, number: int) -> tuple[Indices, float]:
+        if not len(places):
+            return order, 0.0
+        signs, members = np.empty(len(places)), order[places]
+        signs[sequence], cosine = _signs(rows, members[sequence], signature, rule(number))
+        plus = np.outer(signs, signature) > 0
+        parts = zip(pairwise(starts), pairwise(bounds), strict=True)
+        return np.concatenate([_reordered(order[a:b], members[i:j], plus[i:j]) for (a, b), (i, j) in parts]), cosine
+
+    return sweep
 
 
 def _in_sequence(workers: list[Kept], width: int) -> tuple[Indices, Indices]:

@@ -24,6 +24,9 @@ class LayerCall:
     shape: torch.Size
     b: torch.Tensor | None = None  # None until the backward pass
 
+    def keep(self, gradient: torch.Tensor) -> None:
+        self.b = gradient if self.b is None else self.b + gradient
+
     def factors(self, rule: Rule, spans: ParameterSpans, dtype: torch.dtype) -> LayerFactors | None:
         b = self.b if self.b is not None else self.a.new_zeros(self.shape, dtype=dtype)
         a = self.a.to(dtype) if self.a.is_floating_point() else self.a
@@ -40,7 +43,7 @@ def layer_calls(modules: Iterable[nn.Module]) -> Iterator[list[LayerCall]]:
             return  # an evaluation, or the first pass of a checkpointed block
         call = LayerCall(module, args[0].detach(), output.shape)
         calls.append(call)
-        on_gradient(output, _keeper(call))
+        on_gradient(output, call.keep)
 
     handles = [module.register_forward_hook(forward) for module in modules]
     try:
@@ -54,13 +57,6 @@ def on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> N
     """Call `hook` with the gradient of `tensor` in the backward pass."""
     register: Callable[..., Any] = tensor.register_hook
     register(hook)
-
-
-def _keeper(call: LayerCall) -> Callable[[torch.Tensor], None]:
-    def keep(gradient: torch.Tensor) -> None:
-        call.b = gradient if call.b is None else call.b + gradient
-
-    return keep
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
