@@ -125,7 +125,7 @@ def main() -> None:
     table: dict[str, Any] = {}
     ratios: list[tuple[str, float, float | None]] = []
     print(
-        f"{'batch':>6} {'blocks':<10} {'seconds':>8} {'/ equal':>8} {'reachable':>9}  compute by worker, samples by worker"
+        f"{'batch':>6} {'blocks':<10} {'seconds':>8} {'/ equal':>8} {'reachable':>9}  compute, samples by worker"
     )
     for mean in args.batch:
         best = reachable(mean)
