@@ -9,10 +9,10 @@ LeNet on CIFAR-10, four processes at the speeds 1:2:4:8, a round at every second
 - `clocked`: a worker sleeps until its step of b examples has taken (a + c b) / r_j seconds, a = 18 c, as on a machine
   of its own. What is measured is the library: what it makes of the speeds, and what rounds and waiting cost.
 
-`--spare` slows all workers by that factor more, so that the fastest do not need all of the processors, which real
-machines do not share. Blocks: equal; proportional to the declared speeds; proportional to measured ones, for which a
-step costs a_j + c_j b. `ideal` is the harmonic limit min(r) / mean(r). `reachable` counts the fixed cost: a worker
-takes one example at least.
+`--spare` slows the workers of `slowed` by that factor more, so that the fastest do not need all of the processors,
+which real machines do not share. Blocks: equal; proportional to the declared speeds; proportional to measured ones, for
+which a step costs a_j + c_j b. `reachable` is what the best blocks give with that cost and at least one example per
+worker; without the fixed cost it is the harmonic limit min(r) / mean(r).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BLOCKS = {
     "measured": lambda: eq.partition.Stratified(speeds="measured"),
 }
 FIXED = 18  # examples that cost as much as what every step costs
-EXAMPLE = 2.2e-4  # seconds of an example on the fastest worker, before `--spare`
+EXAMPLE = 2.2e-4  # seconds of an example on the fastest clocked worker
 
 
 class Clocked(nn.Module):
@@ -74,8 +74,8 @@ def reachable(mean: int) -> float:
 
 
 def one(args: argparse.Namespace, data: Any, mean: int, blocks: str) -> dict[str, Any]:
-    slow = [args.spare * max(SPEEDS) / speed for speed in SPEEDS]
     clocked = args.pace == "clocked"
+    slow = [(1.0 if clocked else args.spare) * max(SPEEDS) / speed for speed in SPEEDS]
 
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -108,12 +108,19 @@ def one(args: argparse.Namespace, data: Any, mean: int, blocks: str) -> dict[str
     }
 
 
+def keep(path: Path, pace: str, mean: str, rows: dict[str, Any]) -> None:
+    """Beside what the file has."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known.setdefault(pace, {})[mean] = rows
+    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--pace", choices=("slowed", "clocked"), default="clocked")
     parser.add_argument("--batch", type=lambda text: [int(b) for b in text.split(",")], default=[32, 64, 128])
-    parser.add_argument("--spare", type=float, default=3.0)
+    parser.add_argument("--spare", type=float, default=3.0, help="of slowed workers")
     parser.add_argument("--examples", type=int, default=4000)
     parser.add_argument("--epochs", type=float, default=4)
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
@@ -122,11 +129,8 @@ def main() -> None:
     torch.set_num_threads(1)
     data = registry.get("data", "cifar10")(dir=args.data_dir, limit=args.examples, test_limit=200).load()
     ideal = min(SPEEDS) * len(SPEEDS) / sum(SPEEDS)
-    table: dict[str, Any] = {}
     ratios: list[tuple[str, float, float | None]] = []
-    print(
-        f"{'batch':>6} {'blocks':<10} {'seconds':>8} {'/ equal':>8} {'reachable':>9}  compute, samples by worker"
-    )
+    print(f"{'batch':>6} {'blocks':<10} {'seconds':>8} {'/ equal':>8} {'reachable':>9}  compute, samples by worker")
     for mean in args.batch:
         best = reachable(mean)
         rows = {blocks: one(args, data, mean, blocks) for blocks in BLOCKS}
@@ -136,10 +140,8 @@ def main() -> None:
             print(f"{mean:6} {blocks:<10} {row['seconds']:8.2f} {part:8.3f} {best:9.3f}  {compute}   {row['samples']}")
             goal = 1.15 * ideal if blocks == "measured" else None
             ratios.append((f"batch {mean}: {blocks} / equal", part, goal))
-        table[str(mean)] = rows | {"reachable": best}
-    if args.table:
-        known = json.loads(Path(args.table).read_text()) if Path(args.table).exists() else {}
-        Path(args.table).write_text(json.dumps(known | {"ideal": ideal, args.pace: table}, indent=1) + "\n")
+        if args.table:
+            keep(Path(args.table), args.pace, str(mean), rows | {"reachable": best})
     report("seconds, compared with equal blocks", ratios, args.json)
 
 
