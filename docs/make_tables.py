@@ -121,12 +121,12 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
 
 
 def adaptive_batch(measured: dict[str, Any], task: str) -> str:
-    """Rules against the first one, the small constant batch: quality of each seed, what is lost, rounds."""
+    """Rules against the first one, the small constant batch with the same seeds: quality, what is lost, rounds."""
     rows = measured[task]
     small, text = next(iter(rows.values())), task.startswith("text")
     body = []
     for name, row in rows.items():
-        mean, own = statistics.mean(row["quality"]), statistics.mean(small["quality"])
+        mean, own = (statistics.mean(r["quality"][: len(row["quality"])]) for r in (row, small))
         lost = f"{100 * (mean / own - 1):.1f} %" if text else f"{own - mean:.1f}"
         part = statistics.mean(row["rounds"]) / statistics.mean(small["rounds"])
         each = ", ".join(f"{value:.3f}" if text else f"{value:.1f}" for value in row["quality"])
