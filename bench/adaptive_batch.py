@@ -10,7 +10,8 @@ an MLP, plain SGD and H = 8. 4 virtual workers. All runs consume the same number
 by the same law, lr(b) = lr (b / b_0)^p by `--scaling`, with warm-up and decay by samples; `--lr` is the best one for
 the small batch. The norm test runs as in the paper (last gradient of a round, measured norm) and in a steadier variant:
 first gradient, debiased, smoothed, slow growth, may shrink. `annealed` grows with the decay of the learning rate to the
-budget `--rounds`; its rival is the constant batch that takes as many rounds. Goal: the accuracy of the small batch to
+budget `--rounds`; its rivals are the constant batch that takes as many rounds and the small batch with rounds that are
+rarer by as much, each with its learning rate times `--factors`. Goal: the accuracy of the small batch to
 within 0.3 points (its loss to within 1 %) with a third of its rounds, and ahead of that constant batch with every seed.
 """
 
@@ -46,6 +47,7 @@ class Case(NamedTuple):
     seed: int
     batch: Any
     lr: float
+    every: Any  # steps between rounds, or a period: other than `period` where rounds are saved by it
 
 
 def load(task: str, args: argparse.Namespace) -> Any:
@@ -107,7 +109,7 @@ def one(job: tuple[Case, argparse.Namespace]) -> tuple[Case, dict[str, Any]]:
             workers=WORKERS,
             epochs=epochs(case.task, args),
             batch=case.batch,
-            period=case.period,
+            period=case.every,
             sync=eq.sync.PeriodicAverage(),
             seed=case.seed,
             out=Path(folder) / "run",
@@ -169,22 +171,30 @@ def cases(args: argparse.Namespace) -> list[Case]:
         equal = round(small / args.rounds)
         annealed = eq.batch.Annealed(start=small, rounds=args.rounds, power=args.power, scale_lr=law)
         scaled, equal_lr = (lr * gain(law, size / small, small * WORKERS, None) for size in (large, equal))
+        rates = {f"constant {equal}{_times(f)}": (eq.batch.Fixed(equal), f * equal_lr) for f in args.factors}
         paper = eq.batch.NormTest(start=small, most=large, eta=args.paper_eta)
         steady = eq.batch.NormTest(
             start=small, most=most, eta=eta, gradient="first", debias=True, smoothing=0.95, growth=1.1, shrink=True
         )
         for period in periods:
+            rules: dict[str, tuple[Any, ...]] = {f"constant {small}": (eq.batch.Fixed(small), lr)}
+            rules |= rates | {f"annealed, {args.rounds:.2g} of the rounds": (annealed, lr)}
+            longer = round(period / args.rounds)
+            for f in args.factors:
+                rules[f"constant {small}, H = {longer}{_times(f)}"] = (eq.batch.Fixed(small), f * lr, longer)
+            rules[f"constant {large}"] = (eq.batch.Fixed(large), scaled)
+            rules[f"norm test, paper, eta {args.paper_eta:g}"] = (paper, lr)
+            if task == "digits":
+                rules["norm test, defaults, rate unscaled"] = (eq.batch.NormTest(start=small), lr)
+            rules[f"norm test, steady, eta {eta:g}"] = (steady, lr)
             for seed in range(args.seeds):
-                all_cases.append(Case(task, period, f"constant {small}", seed, eq.batch.Fixed(small), lr))
-                all_cases.append(Case(task, period, f"constant {equal}", seed, eq.batch.Fixed(equal), equal_lr))
-                all_cases.append(Case(task, period, f"annealed, {args.rounds:.2g} of the rounds", seed, annealed, lr))
-                all_cases.append(Case(task, period, f"constant {large}", seed, eq.batch.Fixed(large), scaled))
-                all_cases.append(Case(task, period, f"norm test, paper, eta {args.paper_eta:g}", seed, paper, lr))
-                if task == "digits":
-                    default = eq.batch.NormTest(start=small)
-                    all_cases.append(Case(task, period, "norm test, defaults, rate unscaled", seed, default, lr))
-                all_cases.append(Case(task, period, f"norm test, steady, eta {eta:g}", seed, steady, lr))
+                for name, (rule, rate, *every) in rules.items():
+                    all_cases.append(Case(task, period, name, seed, rule, rate, *(every or [period])))
     return [case for case in all_cases if any(word in case.name for word in args.only)]
+
+
+def _times(factor: float) -> str:
+    return "" if factor == 1 else f", rate x {factor:g}"
 
 
 def table(task: str, rows: dict[tuple[int, str], list[dict[str, Any]]]) -> dict[str, float]:
@@ -275,6 +285,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="rules whose name has one of these words in it")
     parser.add_argument("--rounds", type=float, default=1 / 3, help="of the small batch's, for the annealed batch")
     parser.add_argument("--power", type=float, default=0.5, help="of the annealed batch")
+    parser.add_argument(
+        "--factors", type=lambda text: [float(f) for f in text.split(",")], default=[1.0], help="of the rivals' rates"
+    )
     parser.add_argument("--small", type=int, default=8)
     parser.add_argument("--large", type=int, default=64)
     parser.add_argument("--most", type=int, default=64, help="of the steady test")

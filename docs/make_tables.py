@@ -121,12 +121,12 @@ def wire_cost(measured: dict[str, float], model: str) -> str:
 
 
 def adaptive_batch(measured: dict[str, Any], task: str) -> str:
-    """Rules against the first one, the small constant batch: quality of each seed, what is lost, rounds."""
+    """Rules against the first one, the small constant batch with the same seeds: quality, what is lost, rounds."""
     rows = measured[task]
     small, text = next(iter(rows.values())), task.startswith("text")
     body = []
     for name, row in rows.items():
-        mean, own = statistics.mean(row["quality"]), statistics.mean(small["quality"])
+        mean, own = (statistics.mean(r["quality"][: len(row["quality"])]) for r in (row, small))
         lost = f"{100 * (mean / own - 1):.1f} %" if text else f"{own - mean:.1f}"
         part = statistics.mean(row["rounds"]) / statistics.mean(small["rounds"])
         each = ", ".join(f"{value:.3f}" if text else f"{value:.1f}" for value in row["quality"])
@@ -140,14 +140,17 @@ def adaptive_batch(measured: dict[str, Any], task: str) -> str:
 
 
 def partition_processes(measured: dict[str, Any], view: str) -> str:
-    """Seconds with equal blocks, and with blocks by speed relative to them."""
+    """Seconds with blocks by speed, relative to equal blocks, for both ways of being slow."""
     body = []
-    for mean, rows in measured["rows"].items():
-        base = rows["equal"]["seconds"]
-        parts = [f"{rows[blocks]['seconds'] / base:.2f}" for blocks in ("declared", "measured")]
-        computing = max(rows["measured"]["compute"]) / max(rows["equal"]["compute"])
-        body.append([mean, digits(base), *parts, f"{computing:.2f}", f"{measured['ideal']:.2f}"])
-    head = ["mean batch", "equal blocks, s", "declared speeds", "measured speeds", "of these, computing alone", "ideal"]
+    for mean, clocked in measured["clocked"].items():
+        parts = [
+            f"{rows[blocks]['seconds'] / rows['equal']['seconds']:.2f}"
+            for rows in (clocked, measured["slowed"].get(mean))
+            for blocks in ("declared", "measured")
+            if rows is not None
+        ]
+        body.append([mean, *parts[:2], f"{clocked['reachable']:.2f}", *(parts[2:] or ["", ""])])
+    head = ["mean batch", "clocked: declared", "measured", "reachable", "slowed: declared", "measured"]
     return lines(head, body)
 
 

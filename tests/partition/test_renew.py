@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,13 @@ import equipoise as eq
 from equipoise.core.errors import UserError
 from equipoise.data.source import Source
 from equipoise.data.view import DatasetView
+from equipoise.loop import rebalance as rebalance_module
 from equipoise.loop import speeds as speeds_module
+from equipoise.loop import worker as worker_module
 from equipoise.loop.blocks import job_blocks, shared_blocks
 from equipoise.loop.job import Job, Length
 from equipoise.loop.rebalance import epochs_left, pays
+from equipoise.loop.speeds import Timing
 from equipoise.partition.base import Partition
 
 X = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
@@ -120,6 +125,49 @@ def test_blocks_and_batches_follow_a_speed_that_changes_within_one_epoch(tmp_pat
         elif slow == [True, True]:
             assert length == pytest.approx(150 / 125, rel=0.05), "blocks of 30 and 120, batches of 2 and 8"
     assert len(speeds) == 2, "once when it becomes slow, once when it is back"
+
+
+def test_processes_follow_a_speed_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes with a clock each, which examples advance: four times as far on worker 0 from its third epoch on.
+
+    Clocks that other processes of the machine cannot disturb; measuring, deciding and dividing are the real ones.
+    """
+    clock = {"now": 0.0, "per example": 0.01}
+
+    class Slow(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock["now"] += len(x) * clock["per example"] * self.training
+            return super().forward(x)
+
+    step = worker_module.Worker.step
+
+    def spied(self: Any) -> float:
+        if self.comm.rank == 0 and self.clock.epoch == 2:
+            clock["per example"] = 0.04
+        loss = step(self)
+        with (tmp_path / f"{self.clock.epoch}-{self.comm.rank}").open("a") as file:
+            file.write("".join(f"{i}\n" for i in self.indices))
+        return loss
+
+    monkeypatch.setattr(worker_module.Worker, "step", spied)
+    monkeypatch.setattr(speeds_module, "Timing", lambda: Timing(warmup=0, steps=1, repetitions=1))
+    for module in (speeds_module, rebalance_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock["now"], process_time=time.time))
+    run = eq.train(
+        lambda: Slow(4, 3),
+        nn.CrossEntropyLoss(),
+        (X, Y),
+        workers=2,
+        epochs=5,
+        partition=eq.partition.Stratified(speeds="measured", remeasure=1),
+        batch=eq.batch.Proportional(6),
+        virtual=False,
+    )
+    assert run.result["samples"] == 5 * 150
+    blocks = [[(tmp_path / f"{epoch}-{rank}").read_text().split() for rank in (0, 1)] for epoch in range(5)]
+    for first, second in blocks:
+        assert sorted(map(int, first + second)) == list(range(150)), "every example once in every epoch"
+    assert [len(first) for first, _ in blocks] == [75, 75, 75, 30, 30], "one epoch later"
 
 
 @pytest.mark.parametrize(

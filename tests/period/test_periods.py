@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import equipoise as eq
 from equipoise.core.clock import Clock
@@ -102,6 +105,45 @@ def test_qsr_follows_the_schedule_of_a_run(tmp_path: Path) -> None:
     assert 0 < run.result["rounds"] < 12
     constant = toy.train(eq.period.QSR(base=2, alpha=0.3), steps=40).result["rounds"]
     assert run.result["rounds"] < constant == 20
+
+
+@dataclass
+class Listed(eq.period.Period):
+    """Rounds after these steps."""
+
+    ends: tuple[int, ...] = ()
+
+    def init_state(self) -> None: ...
+
+    def due(self, clock: Clock) -> bool:
+        return clock.step + 1 in self.ends
+
+
+@pytest.mark.parametrize("weights", ["size", "samples"])
+def test_a_run_that_ends_within_h_steps_of_qsr_returns_what_a_last_round_would(weights: str) -> None:
+    """13 steps with H = 4 and unequal batches: the mean that is returned is that of rounds after 4, 8, 12 and 13."""
+    data = torch.randn(13 * 8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(13.0 * 8)[:, None] / 50
+
+    def train(period: eq.period.Period) -> eq.Run:
+        torch.manual_seed(0)
+        return eq.train(
+            nn.Linear(3, 1),
+            nn.MSELoss(),
+            data,
+            workers=2,
+            steps=13,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+            partition=eq.partition.Stratified(speeds=[1.0, 3.0]),
+            batch=eq.batch.Proportional(4),
+            sync=eq.sync.PeriodicAverage(weights=weights),
+            period=period,
+        )
+
+    ends, listed = train(eq.period.QSR(base=4, alpha=0.1)), train(Listed(ends=(4, 8, 12, 13)))
+    assert (ends.result["rounds"], listed.result["rounds"]) == (3, 4)
+    assert ends.result["consensus"] > 1e-3
+    for own, expected in zip(ends.model.parameters(), listed.model.parameters(), strict=True):
+        assert torch.allclose(own, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_h_counts_optimizer_steps_and_not_micro_batches() -> None:

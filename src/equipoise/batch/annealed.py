@@ -35,7 +35,7 @@ class Annealed(Batch):
 
     metadata: ClassVar[Metadata] = Metadata(
         name="annealed",
-        help="grows as the learning rate decays, to meet a budget of rounds",
+        help="the first choice for fewer rounds: grows as the learning rate decays, to a budget of rounds",
         cites=("smith2018dont", "mccandlish2018empirical"),
     )
 

@@ -29,7 +29,7 @@ class NormTest(Adaptive):
 
     metadata: ClassVar[Metadata] = Metadata(
         name="norm-test",
-        help="grows when the noise is large relative to the gradient",
+        help="the paper's test: grows when noise is large relative to the gradient; for fewer rounds use annealed",
         cites=("lau2024communication", "byrd2012sample"),
     )
 
