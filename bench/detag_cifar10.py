@@ -6,16 +6,17 @@
     python detag_cifar10.py --table FILE --draw PICTURE   # what the parts have written, as docs/measured/detag.json
 
 A LeNet with strides or a ResNet-8 with GroupNorm on images averaged to 16 x 16, or a perceptron on 8 x 8. Every method
-takes the best of seven learning rates: all of them for a quarter of the steps, the best three for all steps, by the
-mean model's training loss with seed 0; then two more seeds at the best one. All take the same number of examples; the
-files also have the rounds and the vectors that a worker sends to each neighbour per step. See `gossip_simulator.py` for
-how it runs.
+takes the best of five learning rates by the mean model's training loss at the end with seed 0, and two more seeds at
+that rate. While the best is the lowest or the highest of those tried, the next one beyond is tried too. All take the
+same number of examples; the files also have the rounds, and the vectors that a worker sends to each neighbour per step.
+See `gossip_simulator.py` for how it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ SETTINGS = {  # by name: workers, part shuffled, slack, momentum
 RIVALS = ("D-PSGD", "D2", "DSGT")
 EVERYWHERE = (*RIVALS, "DeTAG")
 VARIANTS = ("all-reduce", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen")  # where --variants asks for them
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-KEPT = 3  # rates that take all steps
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+FIRST = slice(2, 7)  # of these; the others while the best is at an end
 SEEDS = (0, 1, 2)
 
 
@@ -73,6 +74,8 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
         file = Path(args.out) / f"{name}, {method}.json".replace(" ", "-").replace("%", "percent")
         if file.exists():
             continue
+        if time.monotonic() > args.stop:
+            sys.exit(f"not all of it in {args.minutes} minutes: the same command goes on")
 
         def run(seed: int, rates: list[float], steps: int, make: Any = make) -> list[list[float]]:
             """The curve of each rate."""
@@ -82,11 +85,14 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
             return [[round(row[column], 4) for row in curve] for column in range(len(rates))]
 
         started = time.process_time()
-        coarse = dict(zip(rates, (curve[-1] for curve in run(0, rates, args.steps // 4)), strict=True))
-        kept = sorted(sorted(rates, key=lambda rate: coarse[rate])[:KEPT])
-        fine = dict(zip(kept, run(0, kept, args.steps), strict=True))
-        best = min(kept, key=lambda rate: fine[rate][-1])
-        curves = [fine[best], *(run(seed, [best], args.steps)[0] for seed in SEEDS[1 : args.seeds])]
+        tried = dict(zip(rates[FIRST], run(0, rates[FIRST], args.steps), strict=True))
+        while True:
+            best = min(tried, key=lambda rate, tried=tried: tried[rate][-1])
+            beyond = [rate for rate in neighbours(best, rates) if rate not in tried]
+            if not beyond:
+                break
+            tried[beyond[0]] = run(0, beyond, args.steps)[0]
+        curves = [tried[best], *(run(seed, [best], args.steps)[0] for seed in SEEDS[1 : args.seeds])]
         print(
             f"{name:<16} {method:<16} rate {best:<6g} losses {' '.join(f'{curve[-1]:.4f}' for curve in curves)}   "
             f"{time.process_time() - started:.0f} s",
@@ -94,8 +100,13 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
         )
         made = make()
         row = {"setting": name, "method": method, "rate": best, "rounds": made.rounds, "sent": made.sent}
-        tried = {"coarse": coarse, "fine": {rate: curve[-1] for rate, curve in fine.items()}}
-        file.write_text(json.dumps(row | {"curves": curves} | tried))
+        ends = {rate: tried[rate][-1] for rate in sorted(tried)}
+        file.write_text(json.dumps(row | {"curves": curves, "rates": ends}))
+
+
+def neighbours(rate: float, rates: list[float]) -> list[float]:
+    place = rates.index(rate)
+    return rates[max(place - 1, 0) : place] + rates[place + 1 : place + 2]
 
 
 def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.Tensor, steps: int = 24) -> None:
@@ -190,11 +201,13 @@ def main() -> None:
     parser.add_argument("--only", help="settings, separated by commas")
     parser.add_argument("--variants", action="store_true", help="also DeTAG's other variants, and all-reduce")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th setting, from the I-th on")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing after so many")
     parser.add_argument("--out", default="detag-cifar10", help="folder of the parts")
     parser.add_argument("--check", action="store_true", help="compare the simulator with the library, nothing else")
     parser.add_argument("--table", metavar="FILE", help="gather the parts in one file")
     parser.add_argument("--draw", metavar="PICTURE")
     args = parser.parse_args()
+    args.stop = time.monotonic() + 60 * args.minutes
     out = Path(args.out)
     if args.table or args.draw:
         measured = table(sorted(out.glob("*.json")))
