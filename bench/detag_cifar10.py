@@ -29,6 +29,7 @@ from torch.nn.functional import avg_pool2d
 
 import equipoise as eq
 from equipoise.data import CIFAR10
+from equipoise.simulate.cluster import Cluster, Link, Traffic
 
 SETTINGS = {  # by name: workers, part shuffled, slack, momentum
     "0 % shuffled": (8, 0.0, 1.0, 0.0),
@@ -47,6 +48,7 @@ VARIANTS = ("all-reduce", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen"
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 FIRST = slice(2, 7)  # of these; the others while the best is at an end
 SEEDS = (0, 1, 2)
+LINKS = {name: Link(name, latency) for name, latency in (("10 Gbit", 1e-4), ("1 Gbit", 1e-4), ("100 Mbit", 1e-3))}
 
 
 def load(folder: str, examples: int, network: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,9 +153,9 @@ def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.T
 
 
 def table(parts: list[Path]) -> dict[str, Any]:
-    """What docs/make_tables.py shows: final losses by seed, rates, vectors sent, and curves of the mean over seeds."""
+    """By setting: final losses by seed, rates, rounds, vectors sent, and curves."""
     rows = [json.loads(path.read_text()) for path in parts]
-    order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, period R", "DeTAG, frozen")
+    order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen")
     rows.sort(key=lambda row: order.index(row["method"]))
     return {name: found for name in SETTINGS if complete(found := [row for row in rows if row["setting"] == name])}
 
@@ -162,25 +164,45 @@ def complete(rows: list[dict[str, Any]]) -> bool:
     return {row["method"] for row in rows} >= set(EVERYWHERE)
 
 
-def draw(measured: dict[str, Any], path: str) -> None:
+def seconds(row: dict[str, Any], parameters: int, batch: int) -> dict[str, float]:
+    """Of a step on each kind of link: workers of 1,000 examples per second, the time model of described clusters."""
+    workers = SETTINGS[row["setting"]][0]
+    found = {}
+    for name, link in LINKS.items():
+        cluster = Cluster([1000.0] * workers, link)
+        round = cluster.mean(4 * parameters)
+        if row["method"] != "all-reduce":
+            traffic, bytes = Traffic(cluster), round_bytes(row, parameters)
+            sent = [dict.fromkeys(((rank - 1) % workers, (rank + 1) % workers), bytes) for rank in range(workers)]
+            arrivals = [traffic.send(rank, 0.0, messages) for rank, messages in enumerate(sent)]
+            round = max(time for each in arrivals for time in each.values())
+        found[name] = cluster.compute(0, batch) + row["rounds"] * round
+    return found
+
+
+def round_bytes(row: dict[str, Any], parameters: int) -> int:
+    return int(4 * parameters * row["sent"] / row["rounds"])
+
+
+def draw(measured: dict[str, Any], steps: int, path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = [name for name in SETTINGS if name in measured]
-    figure, axes = plt.subplots(2, len(names), figsize=(3 * len(names), 6), squeeze=False, sharey=True)
-    for column, name in enumerate(names):
-        for row, (axis, label) in enumerate((("steps", "steps"), ("sent", "vectors sent to each neighbour"))):
-            plot = axes[row][column]
-            for entry in measured[name]:
+    units = {"steps": lambda row: 1.0, "vectors sent to each neighbour": lambda row: row["sent"]}
+    units["simulated seconds, 1 Gbit"] = lambda row: row["seconds"]["1 Gbit"]
+    figure, axes = plt.subplots(3, len(measured), figsize=(3 * len(measured), 8), squeeze=False, sharey=True)
+    for column, (name, rows) in enumerate(measured.items()):
+        for plot, (label, per_step) in zip(axes[:, column], units.items(), strict=True):
+            for entry in rows:
                 loss = np.mean(entry["curves"], 0)
-                at = np.linspace(0, measured["steps"], len(loss) + 1)[1:] * (entry["sent"] if axis == "sent" else 1.0)
+                at = np.linspace(0, steps, len(loss) + 1)[1:] * per_step(entry)
                 plot.plot(at, loss, label=f"{entry['method']} ({entry['rate']:g})")
             plot.set_xlabel(label)
             plot.grid(alpha=0.3)
-            if axis == "sent":
-                plot.set_xlim(0, 2 * measured["steps"])
+            if label != "steps":  # what the slowest of the rivals takes
+                plot.set_xlim(0, max(steps * per_step(entry) for entry in rows if entry["method"] in RIVALS))
         axes[0][column].set_title(name)
         axes[0][column].legend(fontsize=6)
     axes[0][0].set_ylim(top=2.4)
@@ -211,10 +233,16 @@ def main() -> None:
     out = Path(args.out)
     if args.table or args.draw:
         measured = table(sorted(out.glob("*.json")))
+        size = sum(p.numel() for p in sim.NETWORKS[args.model].module(0).parameters())
+        for row in (row for rows in measured.values() for row in rows):
+            row["seconds"] = seconds(row, size, args.batch)
         if args.draw:
-            draw(measured | {"steps": args.steps}, args.draw)
-        if args.table:
-            Path(args.table).write_text(json.dumps(measured, indent=1) + "\n")
+            draw(measured, args.steps, args.draw)
+        if args.table:  # for docs/make_tables.py: one section for each network, those of other runs are kept
+            path = Path(args.table)
+            sections = json.loads(path.read_text()) if path.exists() else {}
+            about = {"steps": args.steps, "parameters": size}
+            path.write_text(json.dumps(sections | {args.model: about | {"settings": measured}}) + "\n")
         return
     torch.set_num_threads(1)
     network = sim.NETWORKS[args.model]
