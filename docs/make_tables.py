@@ -243,7 +243,7 @@ def detag(measured: dict[str, Any], view: str) -> str:
 
 
 def detag_losses(measured: dict[str, Any]) -> str:
-    """Final losses, mean and range of the seeds; bold where a method is ahead of the three rivals in every seed."""
+    """Final losses, mean and range of the seeds; bold where another is ahead of the three rivals in every seed."""
     methods = dict.fromkeys(row["method"] for rows in measured["settings"].values() for row in rows)
     body = []
     for setting, rows in measured["settings"].items():
@@ -254,8 +254,10 @@ def detag_losses(measured: dict[str, Any]) -> str:
             if losses is None:
                 cells.append("")
                 continue
-            rivals = [ends[name] for name in _RIVALS if name != method]
-            ahead = all(own < min(others) for own, *others in zip(losses, *rivals, strict=True))
+            rivals = [ends[name] for name in _RIVALS]
+            ahead = method not in _RIVALS and all(
+                own < min(others) for own, *others in zip(losses, *rivals, strict=True)
+            )
             mean = f"{statistics.mean(losses):.3f}"
             cells.append(f"{f'**{mean}**' if ahead else mean} ({min(losses):.3f} to {max(losses):.3f})")
         body.append(cells)
