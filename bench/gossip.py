@@ -4,7 +4,7 @@ All candidates run in the same processes on the same group, a block of steps eac
 `--socket 1` sends our large messages through the sockets of gloo instead of shared memory. `--rate 1gbit` (or 100mbit,
 ...; needs root) runs every worker in a network namespace with a link of that rate, with only the methods that decent-dp
 has. Bytes per step are counted by the ledger and compared with the minimum: one vector to each neighbour. `--table F`
-adds the run to the file that docs/make_tables.py reads.
+adds the run to the file that docs/make_tables.py reads. `--only "D2 ring;DSGT ring"` runs these of our methods.
 
 decent-dp combines, then adapts, and its messages travel while the next gradient is computed: our combine = "before"
 with overlap does the same. Both its graphs are pairs with weight 1/2 that change in every round, also its ring; base-k
@@ -124,14 +124,15 @@ def peers(comm: Comm) -> dict[str, Callable[[int], None]]:
 
 
 def compare(
-    comm: Comm, block: int, repetitions: int, rate: str
+    comm: Comm, block: int, repetitions: int, rate: str, only: str
 ) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, tuple[float, float]]]:
     model = DistributedDataParallel(mlp())
     candidates = {"DDP": plain_loop(model, sgd(model.parameters()), comm.rank)}
     workers = {}
     for name, sync in candidates_of_ours(rate).items():
-        candidates[name], workers[name] = ours(comm, sync)
-    candidates |= peers(comm)
+        if not only or name in only.split(";"):
+            candidates[name], workers[name] = ours(comm, sync)
+    candidates |= {} if only else peers(comm)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     busy: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(repetitions + 1):
@@ -151,12 +152,12 @@ def compare(
             if turn:
                 seconds[name].append(slowest)
                 busy[name].append(mean)
-    vector = 4.0 * len(workers["D-PSGD ring, overlapped"].flat)
+    vector = 4.0 * len(next(iter(workers.values())).flat)
     return seconds, busy, {name: (w.sent, w.sent / vector) for name, w in workers.items()}  # type: ignore[attr-defined]
 
 
 def main() -> None:
-    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0, rate="", table="")
+    args = arguments(__doc__, workers=4, block=10, repetitions=15, socket=0, rate="", table="", only="")
     if args.rate and "RANK" not in os.environ:
         namespaces.remove(args.workers)
         try:
@@ -167,7 +168,9 @@ def main() -> None:
         return
     if args.socket:
         os.environ["EQUIPOISE_SHARED_MEMORY"] = "0"
-    seconds, busy, sent = eq.spawn(lambda comm: compare(comm, args.block, args.repetitions, args.rate), args.workers)[0]
+    seconds, busy, sent = eq.spawn(
+        lambda comm: compare(comm, args.block, args.repetitions, args.rate, args.only), args.workers
+    )[0]
     if os.environ.get("RANK", "0") != "0":
         return
     channel = f"links of {args.rate}" if args.rate else "sockets" if args.socket else "shared memory"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import conv2d, cross_entropy, relu, unfold
+from torch.nn.functional import conv2d, cross_entropy, group_norm, relu, unfold
 
 import equipoise as eq
 from equipoise.sync.accelerated import FITTED, GossipPlan
@@ -88,15 +88,84 @@ class Perceptron:
         return h @ w2.transpose(-1, -2) + b2.unsqueeze(-2)
 
 
-NETWORKS: dict[str, Any] = {"lenet": LeNet, "mlp": Perceptron}
+class Residual(nn.Module):
+    """Two convolutions with GroupNorm; with a stride, the shortcut is a convolution of 1 x 1."""
+
+    def __init__(self, inner: int, outer: int, stride: int):
+        super().__init__()
+        self.first, self.first_norm = nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.GroupNorm(2, outer)
+        self.second, self.second_norm = nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.GroupNorm(2, outer)
+        self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inside = self.second_norm(self.second(relu(self.first_norm(self.first(x)))))
+        return relu(inside + self.shortcut(x))
+
+
+class ResNet:
+    """ResNet-8 with GroupNorm, for images of 3 x 16 x 16: a stem with a stride, three blocks, 19,858 parameters."""
+
+    side = 16
+    blocks = ((8, 8, 1), (8, 16, 2), (16, 32, 2))
+    stem = ((8, 3, 3, 3), (8,), (8,))
+    head = ((10, 32), (10,))
+
+    @classmethod
+    def module(cls, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        stem = (nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.GroupNorm(2, 8), nn.ReLU())
+        blocks = (Residual(*block) for block in cls.blocks)
+        return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+
+    @staticmethod
+    def inputs(x: torch.Tensor) -> torch.Tensor:
+        """What the stem sees, the same for all learning rates: [examples, 64, 27]."""
+        return unfold(x, 3, padding=1, stride=2).transpose(1, 2).contiguous()
+
+    @classmethod
+    def shapes_of(cls, inner: int, outer: int, stride: int) -> tuple[tuple[int, ...], ...]:
+        """In the order of `Residual.parameters()`."""
+        norm = ((outer,), (outer,))
+        convolutions = ((outer, inner, 3, 3), *norm, (outer, outer, 3, 3), *norm)
+        return (*convolutions, (outer, inner, 1, 1)) if stride > 1 else convolutions
+
+    @classmethod
+    def logits(cls, x: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+        """[rates, workers, parameters] and [workers, batch, 64, 27] to [rates, workers, batch, 10]."""
+        (rates, workers, _), batch = x.shape, patches.shape[1]
+        models = rates * workers
+        shapes = [*cls.stem, *(s for block in cls.blocks for s in cls.shapes_of(*block)), *cls.head]
+        parts = zip(x.split([math.prod(s) for s in shapes], -1), shapes, strict=True)
+
+        def take() -> torch.Tensor:
+            """The next parameter, of all models: their outputs are channels of one image."""
+            part, shape = next(parts)
+            return part.reshape(models * shape[0], *shape[1:])
+
+        def norm(h: torch.Tensor) -> torch.Tensor:
+            return group_norm(h, 2 * models, take(), take())
+
+        first = take().reshape(rates, workers, 8, 27).permute(1, 3, 0, 2).reshape(workers, 27, rates * 8)
+        h = torch.bmm(patches.reshape(workers, batch * 64, 27), first).reshape(workers, batch, 8, 8, rates, 8)
+        h = relu(norm(h.permute(1, 4, 0, 5, 2, 3).reshape(batch, models * 8, 8, 8)))
+        for _, _, stride in cls.blocks:
+            inside = relu(norm(conv2d(h, take(), None, stride, 1, groups=models)))
+            inside = norm(conv2d(inside, take(), None, 1, 1, groups=models))
+            h = relu(inside + (conv2d(h, take(), None, stride, groups=models) if stride > 1 else h))
+        h = h.mean((2, 3)).reshape(batch, rates, workers, 32).permute(1, 2, 0, 3)
+        weight, bias = take().reshape(rates, workers, 10, 32), take().reshape(rates, workers, 1, 10)
+        return h @ weight.transpose(-1, -2) + bias
+
+
+NETWORKS: dict[str, Any] = {"lenet": LeNet, "resnet": ResNet, "mlp": Perceptron}
 
 
 class Method:
     """One update of all models by `step(X, G, lr)`; `gossip` is the matrix of a round, or of all rounds of a step."""
 
     def __init__(self, gossip: np.ndarray, rounds: float, vectors: int, momentum: float = 0.0):
-        self.gossip = torch.as_tensor(gossip, dtype=torch.float32)
-        self.sent = rounds * vectors  # vectors to each neighbour per step, on average
+        self.gossip = torch.as_tensor(gossip)
+        self.rounds, self.sent = rounds, rounds * vectors  # per step on average; vectors to each neighbour
         self.momentum, self.velocity = momentum, torch.zeros(())
         self.t = 0
 
@@ -107,7 +176,7 @@ class Method:
         return x - lr * g
 
     def mix(self, z: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(self.gossip, z)
+        return torch.matmul(self.gossip.to(z.dtype), z)
 
 
 class Average(Method):
@@ -196,8 +265,10 @@ def methods(graph: Any, momentum: float = 0.0) -> dict[str, tuple[Callable[[], A
     """By name: the simulated method, the same of the library, and its period."""
     bound, weights = graph, graph.matrix()
     free = type(graph)(slack=graph.slack)
-    plan, phase = (GossipPlan.make(bound, kind, None, "DeTAG") for kind in (FITTED, "accelerated"))
-    fitted, accelerated, more = rounds_matrix(weights, plan), rounds_matrix(weights, phase), {"momentum": momentum}
+    kinds = ((FITTED, None), ("accelerated", None), (FITTED, 1))
+    plan, phase, one = (GossipPlan.make(bound, kind, rounds, "DeTAG") for kind, rounds in kinds)
+    fitted, accelerated, single = (rounds_matrix(weights, each) for each in (plan, phase, one))
+    more = {"momentum": momentum}
     few, many = plan.rounds, phase.rounds
     return {
         "all-reduce": (lambda: Average(weights, 1, 2, **more), eq.sync.AllReduce(), 1),
@@ -205,6 +276,7 @@ def methods(graph: Any, momentum: float = 0.0) -> dict[str, tuple[Callable[[], A
         "D2": (lambda: D2(weights, 1, 1, **more), eq.sync.D2(free), 1),
         "DSGT": (lambda: Tracking(weights, 1, 2, **more), eq.sync.DSGT(free), 1),
         "DeTAG": (lambda: Tracking(fitted, few, 2, **more), eq.sync.DeTAG(free), 1),
+        "DeTAG, one round": (lambda: Tracking(single, 1, 2, **more), eq.sync.DeTAG(free, rounds=1), 1),
         "DeTAG, period R": (lambda: LocalSteps(fitted, 1, 2, length=few, **more), eq.sync.DeTAG(free), few),
         "DeTAG, frozen": (lambda: Frozen(accelerated, 1, 2, length=many, **more), eq.sync.DeTAG(free, frozen=True), 1),
     }
@@ -229,9 +301,9 @@ def simulate(
     data: what `network.inputs` gives, and labels. blocks: the examples of each worker, in equal number.
     """
     inputs, labels = data
-    lr = torch.tensor(rates).view(-1, 1, 1)
+    lr = torch.tensor(rates, dtype=inputs.dtype).view(-1, 1, 1)
     rng = np.random.default_rng([seed, 1])
-    start = nn.utils.parameters_to_vector(network.module(seed).parameters()).detach()
+    start = nn.utils.parameters_to_vector(network.module(seed).parameters()).detach().to(inputs.dtype)
     x = start.expand(len(rates), len(blocks), -1).clone()
     method, curve, place, order = make(), [], len(blocks[0]), blocks
     for t in range(steps):

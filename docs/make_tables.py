@@ -237,26 +237,60 @@ def average(seconds: list[float | None]) -> float:
     return math.inf if None in seconds else statistics.mean(s for s in seconds if s is not None)
 
 
+_RIVALS = ("D-PSGD", "D2", "DSGT")
+
+
 def detag(measured: dict[str, Any], view: str) -> str:
-    """Final losses, mean and range of the seeds; bold where a method is ahead of the three rivals in every seed."""
-    settings = list(measured)
-    ends = {s: {row["method"]: [curve[-1] for curve in row["curves"]] for row in measured[s]} for s in settings}
-    methods = dict.fromkeys(row["method"] for s in settings for row in measured[s])
+    """Of one network, final losses by setting; or `costs`, what one setting costs."""
+    return detag_costs(measured["lenet"]) if view == "costs" else detag_losses(measured[view])
+
+
+def detag_losses(measured: dict[str, Any]) -> str:
+    """Final losses, mean and range of the seeds; bold where another is ahead of the three rivals in every seed."""
+    methods = dict.fromkeys(row["method"] for rows in measured["settings"].values() for row in rows)
     body = []
-    for method in methods:
-        sent = {row["method"]: row["sent"] for s in reversed(settings) for row in measured[s]}[method]
-        cells = [method, f"{sent:g}"]
-        for setting in settings:
-            losses = ends[setting].get(method)
+    for setting, rows in measured["settings"].items():
+        ends = {row["method"]: [curve[-1] for curve in row["curves"]] for row in rows}
+        cells = [setting]
+        for method in methods:
+            losses = ends.get(method)
             if losses is None:
                 cells.append("")
                 continue
-            rivals = [ends[setting][name] for name in ("D-PSGD", "D2", "DSGT") if name != method]
-            ahead = all(own < min(others) for own, *others in zip(losses, *rivals, strict=True))
+            rivals = [ends[name] for name in _RIVALS]
+            ahead = method not in _RIVALS and all(
+                own < min(others) for own, *others in zip(losses, *rivals, strict=True)
+            )
             mean = f"{statistics.mean(losses):.3f}"
             cells.append(f"{f'**{mean}**' if ahead else mean} ({min(losses):.3f} to {max(losses):.3f})")
         body.append(cells)
-    return lines(["", "vectors per step", *settings], body)
+    return lines(["", *methods], body)
+
+
+def detag_costs(measured: dict[str, Any]) -> str:
+    """0 % shuffled: losses after as many steps, rounds and vectors, and after the seconds that D2 takes for all steps.
+
+    A step of D2 is one round of one vector.
+    """
+    steps, rows = measured["steps"], {row["method"]: row for row in measured["settings"]["0 % shuffled"]}
+    links = rows["D2"]["seconds"]
+
+    def after(row: dict[str, Any], count: float) -> float:
+        """The mean over seeds of the loss after so many steps."""
+        curve = [statistics.mean(losses) for losses in zip(*row["curves"], strict=True)]
+        at = min(count / steps, 1.0) * len(curve) - 1
+        low = max(int(at), 0)
+        return curve[low] + (at - low) * (curve[min(low + 1, len(curve) - 1)] - curve[low])
+
+    body = []
+    for name, row in rows.items():
+        counts = [1.0, 1.0 / row["rounds"], 1.0 / row["sent"]]
+        counts += [links[link] / row["seconds"][link] for link in links]
+        losses = [after(row, steps * min(count, 1.0)) for count in counts]
+        body.append([name, f"{row['rounds']:g}", f"{row['sent']:g}", *(f"{loss:.3f}" for loss in losses)])
+    units = [f"{steps:,} {unit}" for unit in ("steps", "rounds", "vectors")]
+    units += [f"{steps * seconds:.0f} s at {link}" for link, seconds in links.items()]
+    return lines(["", "rounds per step", "vectors per step", *(f"after {unit}" for unit in units)], body)
 
 
 _FREE = ("D-RR", "flip-flop", "paired reversal")

@@ -75,6 +75,15 @@ def test_a_slack_graph_takes_the_same_steps() -> None:
     assert np.abs(tight - solve(problem, DeTAG(rounds=1), steps=20, lr=0.02)).max() > 1e-4
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_blocks_of_a_round_are_the_whole(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round goes through [x | z] block by block, where one block has the end of x and the start of z."""
+    problem = Problem.make(4)
+    whole = solve(problem, DeTAG(rounds=rounds), steps=5, lr=0.05, period=2)
+    monkeypatch.setattr("equipoise.sync.mixing._BLOCK", 3)
+    assert np.array_equal(whole, solve(problem, DeTAG(rounds=rounds), steps=5, lr=0.05, period=2))
+
+
 def phases(problem: Problem, lr: float, count: int, gossip: np.ndarray) -> list[np.ndarray]:
     """X' = AG(X) - a AG(Y),  Y' = AG(Y) + G - G_before, from Y = G_before = 0."""
     x = y = before = np.zeros_like(problem.centres)

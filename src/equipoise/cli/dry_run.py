@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ..comm.virtual import VirtualComm, World
 from ..config.recipe import Recipe
 from ..config.registry import name_of
-from ..core.context import Context, describe
 from ..core.vector import Flat, ModelSize
 from ..loop.blocks import with_speeds
-from ..loop.from_recipe import assemble
+from ..loop.from_recipe import assemble, settled
 from ..loop.job import Job
 from ..loop.nonfinite import agreement_cost
-from ..loop.positions import sizes_of
+from ..loop.pace import first_batches
 from ..loop.segment import steps_of
 from ..period.every import Every
 from ..sync.base import Sync
@@ -24,6 +22,7 @@ from ..sync.none import NoSync
 
 def forecast(recipe: Recipe) -> str:
     """The recipe as TOML; the cost follows in comments, so that the output is a recipe file."""
+    recipe = settled(recipe)
     job, how = assemble(recipe)
     rows = cost(job, how["workers"])
     width = max(len(name) for name, _ in rows) + 2
@@ -61,10 +60,7 @@ def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[int
 def steps_per_epoch(job: Job, workers: int) -> int:
     """Until the last worker has finished its block (with drop_last, its full batches), or all their common list."""
     blocks = with_speeds(job.partition, None).blocks(job.train.view(), workers, job.seed)
-    world = World(workers)
-    comm = VirtualComm(world, world.workers[0])
-    worker = describe(comm, seed=job.seed, sizes=sizes_of(job.partition, job.batch, blocks))
-    sizes = job.batch.bind(Context(comm, worker=worker)).sizes()
+    sizes = first_batches(job, workers, blocks)
     if job.partition.claimed:
         return -(-sum(map(len, blocks)) // sum(sizes))
     return steps_of(np.array([len(block) for block in blocks]), np.array(sizes), job.drop_last)

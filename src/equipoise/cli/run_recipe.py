@@ -10,7 +10,7 @@ from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..core.terminal import say
 from ..core.torchrun import first_on_host, rank, under_torchrun, world_size
-from ..loop.from_recipe import assemble
+from ..loop.from_recipe import assemble, settled
 from ..loop.job import Job
 from ..loop.train import Run, prepare, run_job
 from .failure import has_checkpoint, resume_command
@@ -26,6 +26,7 @@ def start(recipe: Recipe, stem: Path, *, quiet: bool = False) -> Run:
     recipe = on_torchrun(recipe)
     if recipe.settings.get("out") is None and under_torchrun():
         raise UserError("under torchrun every process needs the folder of the run: add --out FOLDER")
+    recipe = settled(recipe)
     job, how = assemble(recipe)  # before anything is written: most errors are raised here
     folder = job.folder if job.folder is not None else next_free(stem)
     job.folder, job.quiet = folder, quiet

@@ -27,6 +27,7 @@ from ..simulate.cluster import Cluster
 from ..simulate.units import duration
 from .job import Job, Length, check_slow, chosen_dtype
 from .lr_schedule import LRSchedule
+from .pace import pace
 from .trial import try_functions
 from .until import Until
 
@@ -86,6 +87,21 @@ def assemble(recipe: Recipe) -> tuple[Job, dict[str, Any]]:
     try_functions(job, **{axis: str(registry.name_of(methods[axis])) for axis in ("data", "model")}, loss=plain["loss"])
     start = {name: plain[name] for name in ("workers", "virtual", "deterministic", "timeout")}
     return job, start | {"cluster": cluster}
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """With the rounds and the period that suit the links of a described cluster, where the recipe has neither."""
+    plain = recipe.plain()
+    if plain["cluster"] is None or "period" in recipe.choices:
+        return recipe
+    if objects(recipe)["sync"].suit(plain["workers"], 1.0, 0.0) is None:
+        return recipe
+    job, how = assemble(recipe)
+    chosen = pace(job, how["cluster"], how["workers"])
+    if chosen is None:
+        return recipe
+    options, period = chosen
+    return recipe.merged({"sync": options, "period": period})
 
 
 def elasticity_of(plain: dict[str, Any]) -> Elasticity | None:

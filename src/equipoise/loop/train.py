@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from ..wire.base import Wire
 from .blocks import speeds_are_measured, waits_for_model
 from .generations import train_worker
 from .job import Job, Length, chosen_dtype
+from .pace import pace
 from .run_folder import prepare_folder
 from .until import Until
 
@@ -168,7 +169,7 @@ def train(
         cluster = Cluster.load(cluster)
     if epochs is steps is samples is budget is None:
         epochs = defaults.EPOCHS if until is None else defaults.EPOCHS_TO_TARGET
-    period = defaults.chosen_period(period)
+    given, period = period is not None, defaults.chosen_period(period)
     if under_torchrun():
         if workers not in (1, world_size()):
             say_once(f"the workers are the {world_size()} processes of torchrun, not workers={workers}", rank())
@@ -209,6 +210,8 @@ def train(
         trackers=chosen_trackers(track) + chosen_trackers("tensorboard" if tensorboard else None),
         elastic=chosen_elasticity(elastic, workers, deadline),
     )
+    if chosen := pace(job, cluster, workers) if cluster is not None and not given else None:
+        job.sync, job.period = replace(job.sync, **chosen[0]), defaults.chosen_period(chosen[1])
     job.check_fit(workers)
     job.fingerprint = _fingerprint(job)
     if job.folder is not None:

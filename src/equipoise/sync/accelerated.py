@@ -39,6 +39,8 @@ KINDS = ("accelerated", "chebyshev", "plain")
 FITTED = "fitted"
 ENOUGH = 0.4  # of the disagreement may be left by the rounds of one step: with less, gradient tracking gains nothing
 
+LONGEST = 8  # local steps between rounds that links alone may ask for
+
 
 def eta(rate: float) -> float:
     """The constant weight of the previous vector, for lambda = `rate`."""
@@ -87,9 +89,15 @@ def chebyshev_bound(rate: float, rounds: int) -> float:
     return 2.0 * r**rounds / (1.0 + r ** (2 * rounds))
 
 
-def default_rounds(size: int, rate: float) -> int:
-    """R = ceil(max(1/2 ln n / sqrt(1 - lambda), 1)); 1 where one round already gives the mean."""
-    return math.ceil(max(0.5 * math.log(size) / math.sqrt(1.0 - rate), 1.0)) if rate > 1e-12 else 1
+def default_rounds(size: int, rate: float, heterogeneity: float = 1.0) -> int:
+    """R = ceil(max(1/2 ln max(n, h) / sqrt(1 - lambda), 1)); 1 where one round already gives the mean.
+
+    h = zeta_0^2 T / (Delta L), the paper's term for heterogeneity: zeta_0^2 = 1/n sum_i ||grad f_i - grad f||^2 at the
+    start, T steps, Delta the distance of the loss from its minimum, L its smoothness. By default it counts for nothing.
+    """
+    if rate <= 1e-12:
+        return 1
+    return math.ceil(max(0.5 * math.log(max(size, heterogeneity)) / math.sqrt(1.0 - rate), 1.0))
 
 
 def fitted_rounds(delta: float) -> int:
@@ -98,6 +106,16 @@ def fitted_rounds(delta: float) -> int:
     while chebyshev_bound(delta, rounds) > ENOUGH:
         rounds += 1
     return rounds
+
+
+def paced(rounds: int, step: float, round: float) -> tuple[int, int]:
+    """R and H for links on which a round takes `round` seconds and a step `step`, where the graph asks for `rounds`.
+
+    Rounds take no more of the time than the steps between them: as many as fit after every step, or one after H steps.
+    """
+    if rounds * round <= step:
+        return rounds, 1
+    return max(int(step / round), 1), min(math.ceil(round / step), LONGEST)
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,9 @@ class GossipPlan:
         return len(self.etas)
 
     @classmethod
-    def make(cls, topology: Topology, kind: str, rounds: int | None, who: str) -> GossipPlan:
+    def make(
+        cls, topology: Topology, kind: str, rounds: int | None, who: str, heterogeneity: float = 1.0
+    ) -> GossipPlan:
         """The plan for a bound topology, or a UserError if its rounds would amplify disagreement.
 
         Of a graph whose links may be down, it is the plan for the rounds in which none is: see `etas_of`.
@@ -124,16 +144,17 @@ class GossipPlan:
             return cls._fitted(topology, rounds)
         eigenvalues = np.linalg.eigvalsh(topology.matrix())[:-1]
         rate = topology.rate()
+        by_default = default_rounds(topology.size, rate, heterogeneity)
         if rounds is not None:
             plan = cls._of(eigenvalues, etas(kind, rate, rounds))
             if plan.contraction >= 1.0 or (rounds == 1 and max(plan.etas) > 1e-12):
                 raise UserError(
                     f"{who}: {rounds} round{'s' * (rounds > 1)} of accelerated gossip on {topology!r} over "
                     f"{topology.size} workers may multiply disagreement by {plan.contraction:.2f}: omit rounds "
-                    f"(then {default_rounds(topology.size, rate)}), use lazy=True, or gossip='plain' (eta = 0)"
+                    f"(then {by_default}), use lazy=True, or gossip='plain' (eta = 0)"
                 )
             return plan
-        rounds = default_rounds(topology.size, rate)
+        rounds = by_default
         if rounds == 1:
             kind = "plain"  # one accelerated round is worse than one plain round
         plan = cls._of(eigenvalues, etas(kind, rate, rounds))

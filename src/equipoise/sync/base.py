@@ -105,6 +105,13 @@ class Sync(Method):
     def check_world(self, size: int) -> None:
         """Refuse options that do not suit so many workers: what `init_state` would refuse, before anything starts."""
 
+    def suit(self, size: int, step: float, round: float) -> tuple[dict[str, Any], int] | None:
+        """Options and a period for links on which one message to each neighbour takes `round` seconds, a step `step`.
+
+        None where there is nothing to choose, or where the user has.
+        """
+        return None
+
     def mean_shares(self) -> list[float]:
         """The workers' weights in the mean model; empty for the plain mean."""
         return []

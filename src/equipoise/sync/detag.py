@@ -10,7 +10,7 @@ from ..core.method import Metadata, option
 from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .accelerated import FITTED, KINDS, GossipPlan
+from .accelerated import FITTED, KINDS, GossipPlan, paced
 from .base import Needs, StepPlan
 from .corrected_steps import CorrectedSteps
 from .frozen_phases import FrozenPhases
@@ -30,14 +30,18 @@ class DeTAG(Gossip):
     corrections c sum to zero over workers, so a constant step reaches the optimum of the mean on non-IID data. R is the
     least number of rounds that leave at most 0.4 of any disagreement: it grows as 1 / sqrt(gap). The rounds use the
     whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more. With a period of R steps it sends one
-    message per step on average, as DSGT does.
-    Stores five vectors (c, the sum of the directions, z, and the displacement of x and z by a round) and sends R
-    messages of 2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all
-    workers have the same g + c, so momentum, Adam and weight decay act as on one worker.
+    message per step on average, as DSGT does. On a described cluster, where neither R nor the period is given, rounds
+    take no longer than the steps between them: as many of the R as fit after a step, or one after H <= 8 steps.
+    Stores two vectors (c and z), with R > 1 two more (the displacement of x and z by a round), and sends R messages of
+    2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all workers have the
+    same g + c, so momentum, Adam and weight decay act as on one worker. Corrections change by differences between two
+    workers: their mean stays zero to rounding, without re-centring.
 
     `frozen=True` is the method of the paper, which optimises the number of rounds for a large batch: R gradients at a
     frozen model, one round after each, then one step. y is one phase stale: keep the step below 1 / L. With `overlap`
-    its communication overlaps with the gradient computation. Stores six vectors; with momentum it is DeTAGM.
+    its communication overlaps with the gradient computation. Stores six vectors; with momentum it is DeTAGM. Its R is
+    1/2 ln max(n, h) / sqrt(1 - lambda); h = zeta_0^2 T / (Delta L) is the paper's term for heterogeneous data, with
+    zeta_0^2 = 1/n sum_i ||grad f_i - grad f||^2 at the start, T steps, and Delta the distance of f from its minimum.
     Where shares pi_i of the examples differ, g_i is multiplied by N pi_i, so that every example counts the same.
     Reference: Lu and De Sa, Optimal Complexity in Decentralized Training, ICML 2021; JMLR 24(93), 2023. The corrected
     steps are those of Liu et al., Decentralized Gradient Tracking with Local Steps, Optimization Methods and Software
@@ -69,6 +73,11 @@ class DeTAG(Gossip):
         choices=("auto", FITTED, *KINDS),
     )
     frozen: bool = option(False, help="the paper's method: R gradients at a frozen model, one round after each")
+    heterogeneity: float = option(
+        1.0,
+        help="h = zeta_0^2 T / (Delta L): more rounds where it exceeds the number of workers; needs frozen",
+        least=1,
+    )
     overlap: bool = option(False, help="overlap communication with the gradient computation; needs frozen")
 
     def check(self) -> None:
@@ -76,6 +85,9 @@ class DeTAG(Gossip):
             raise UserError(
                 "DeTAG: overlap needs a model that stays as it is while messages travel: pass frozen=True with it"
             )
+
+        if self.heterogeneity > 1 and (not self.frozen or self.rounds is not None):
+            raise UserError("DeTAG: heterogeneity decides on the rounds of frozen=True where rounds is left out")
 
     def needs(self) -> Needs:
         return Needs(every_step=self.frozen, static_graph=True, drops=True)
@@ -87,6 +99,12 @@ class DeTAG(Gossip):
 
     def check_world(self, size: int) -> None:
         self._plan(self.topology.on(size))
+
+    def suit(self, size: int, step: float, round: float) -> tuple[dict[str, Any], int] | None:
+        if self.frozen or self.rounds is not None:
+            return None
+        rounds, period = paced(self._plan(self.topology.on(size)).rounds, step, round)
+        return {"rounds": rounds}, period
 
     def sends_before_step(self) -> bool:
         return self.frozen and not self.overlap
@@ -136,7 +154,7 @@ class DeTAG(Gossip):
         kind = self.gossip
         if kind == "auto":
             kind = "accelerated" if self.frozen else FITTED
-        return GossipPlan.make(graph, kind, self.rounds, type(self).__name__)
+        return GossipPlan.make(graph, kind, self.rounds, type(self).__name__, self.heterogeneity)
 
     @property
     def tracker_gap(self) -> float:

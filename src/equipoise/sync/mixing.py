@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -135,26 +135,35 @@ class Mixing:
         self._release()
         return out
 
-    @torch.no_grad()
     def end_displacement(self, own: torch.Tensor, out: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-        """out <- out + scale sum_j W_ij (m_j - own), the displacement by this round.
+        """out <- out + scale sum_j W_ij (m_j - own), the displacement by this round. `out` may be wider than `own`."""
+        for block, displacement in self.displacements(own, out.dtype, scale=scale):
+            out[block].add_(displacement)
+        return out
+
+    @torch.no_grad()
+    def displacements(
+        self, own: torch.Tensor, dtype: torch.dtype, *, scale: float = 1.0
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """scale sum_j W_ij (m_j - own), one cache-sized block after another, in memory that the next block overwrites.
 
         Differences of two workers cancel exactly, whatever the precision of `own`: rounding leaves the sum over all
-        workers alone, as it does not in W own - own. `out` may be wider than `own`.
+        workers alone, as it does not in W own - own. Of `own`, only blocks that were given may change meanwhile.
         """
         messages = self._arrived()
         sources, step, reference = self._links.sources, scale, own
         if self.channel is not None:
             step = scale * self.channel.gamma
             reference, messages = self.channel.advance({peer: messages[peer] for peer, _ in sources})
-        for start in range(0, len(out), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            target = out[block]
+        total, scratch = (torch.empty(min(_BLOCK, len(own)), dtype=dtype, device=own.device) for _ in range(2))
+        for start in range(0, len(own), _BLOCK):
+            block = slice(start, min(start + _BLOCK, len(own)))
+            displacement, difference = total[: block.stop - start].zero_(), scratch[: block.stop - start]
             for peer, weight in sources:
-                difference = messages[peer][block].to(out.dtype) - reference[block]
-                target.add_(difference, alpha=step * weight)
+                _subtract(messages[peer][block], reference[block], difference)
+                displacement.add_(difference, alpha=step * weight)
+            yield block, displacement
         self._release()
-        return out
 
     def _arrived(self) -> Mapping[int, torch.Tensor]:
         """The messages of the round in flight, which now counts."""
@@ -216,6 +225,14 @@ class Mixing:
         if topology.cycle:
             self._cache[phase] = links
         return links
+
+
+def _subtract(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """out <- a - b in the precision of `out`, which torch.sub would round to that of a and b."""
+    if a.dtype == out.dtype:
+        torch.sub(a, b, out=out)
+    else:
+        out.copy_(a).sub_(b)
 
 
 def weighted(links: RoundLinks, rank: int, shares: list[float]) -> RoundLinks:
