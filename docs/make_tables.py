@@ -310,6 +310,37 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
     return lines(["", *(f"{d.replace('dimensions', 'dim.')}, {w.replace('workers', 'w.')}" for d, w in columns)], body)
 
 
+def choosing(measured: dict[str, Any], view: str) -> str:
+    """The choices of one situation, the fastest first."""
+    rows = measured[view]
+    body = []
+    for name in sorted(rows, key=lambda name: average(_finite(rows[name]["seconds"]))):
+        row = rows[name]
+        seconds = _finite(row["seconds"])
+        reached = [s for s in seconds if s is not None]
+        if len(reached) < len(seconds):
+            body.append([name, f"reached with {len(reached)} of {len(seconds)} seeds", *[""] * 4, row["setting"]])
+            continue
+        mean = {key: statistics.mean(row[key]) for key in ("samples", "rounds", "bytes", "wait")}
+        body.append(
+            [
+                name,
+                f"{digits(statistics.mean(reached))} ± {digits(statistics.stdev(reached))}",
+                f"{mean['samples']:,.0f}",
+                f"{mean['rounds']:,.0f}",
+                digits(mean["bytes"] / 1e6),
+                f"{mean['wait']:.0%}",
+                row["setting"],
+            ]
+        )
+    head = ["choice", "simulated s", "examples", "rounds", "MB sent", "waiting", "learning rate, period"]
+    return lines(head, body)
+
+
+def _finite(values: list[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
+
+
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "five_users": five_users,
     "wire_time": wire_time,
@@ -324,6 +355,7 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "order_seconds": order_seconds,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
+    "choosing": choosing,
 }
 FILES = {"wire_time_short": "wire_time"}
 

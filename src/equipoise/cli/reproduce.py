@@ -103,7 +103,7 @@ def conclusion(outcome: Outcome) -> str:
     rows = [("quantity", "measured", "expected", ""), *outcome.rows()]
     widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
     lines = ["  " + "".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)) + row[3] for row in rows]
-    verdict = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s"]
+    verdict = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s of a core"]
     verdict += [f"  {text}" for text in (outcome.instead, outcome.claim.remark) if text]
     return "\n".join([*(line.rstrip() for line in lines), *verdict, ""])
 

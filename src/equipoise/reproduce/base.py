@@ -85,6 +85,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
+    """What was measured. seconds: of one core, so that they do not depend on what else the machine did."""
+
     claim: Claim
     measured: dict[str, float]
     seconds: float
@@ -125,9 +127,9 @@ class Outcome:
 def check(claim: Claim, scale: str = "small", data_dir: str | None = None) -> Outcome:
     """Run the experiment of a claim."""
     arguments = claim.arguments(scale, data_dir)
-    started = time.perf_counter()
+    started = time.process_time()
     measured = claim.experiment()(**arguments)
-    return Outcome(claim, measured, time.perf_counter() - started, scale)
+    return Outcome(claim, measured, time.process_time() - started, scale)
 
 
 def _format(value: Any) -> str:

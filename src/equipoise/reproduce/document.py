@@ -42,13 +42,13 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
         _HEAD,
         "## Latest run",
         _wrapped(
-            f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes. "
+            f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes of one core. "
             f"**{passed} of {len(outcomes)} hold**"
             + (f"; not: {', '.join(failed)}." if failed else ".")
             + (f" Not in this run: {', '.join(missing)}." if missing else "")
         ),
         "",
-        "| claim | paper | verdict | seconds |",
+        "| claim | paper | verdict | seconds of a core |",
         "|---|---|---|---|",
         *(f"| [{o.claim.name}](#{o.claim.name}) | {o.claim.paper} | {_word(o)} | {o.seconds:.0f} |" for o in outcomes),
     ]
