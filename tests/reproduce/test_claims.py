@@ -78,12 +78,14 @@ def test_one_failed_range_fails_the_claim() -> None:
     ]
 
 
-def test_a_claim_that_fails_names_the_variant_for_which_it_holds() -> None:
+def test_a_claim_that_fails_says_what_its_variants_do() -> None:
     claim = claim_of(Expect("a", high=1.0), variants=(Expect("b", high=1.0), Expect("c", high=1.0)))
     failed = Outcome(claim, {"a": 1.1, "b": 2.0, "c": 0.5}, 0.0)
     assert failed.verdict == "fail"  # whatever a variant does
-    assert failed.instead == "It holds for a variant: c = 0.5 (at most 1)."
-    assert Outcome(claim, {"a": 1.1, "b": 2.0, "c": 2.0}, 0.0).instead == "No variant is known for which it holds."
+    assert failed.instead == "Variants: b: 2 (at most 1: does not hold); c: 0.5 (at most 1: holds)."
+    neither = Outcome(claim, {"a": 1.1, "b": 2.0, "c": 2.0}, 0.0)
+    assert neither.instead.startswith("No variant is known for which it holds; b: 2 (at most 1: does not hold);")
+    assert Outcome(claim_of(*claim.expects), {"a": 2.0}, 0.0).instead == "No variant is known for which it holds."
     passed = Outcome(claim, {"a": 1.0, "b": 2.0, "c": 2.0}, 0.0)
     assert (passed.verdict, passed.instead) == ("pass", "")
     assert ("b", "2", "at most 1", "fail") in failed.rows()

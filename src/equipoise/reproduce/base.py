@@ -102,14 +102,17 @@ class Outcome:
 
     @property
     def instead(self) -> str:
-        """What a claim that fails does hold for."""
+        """What the variants of a claim that fails do."""
         if self.passed:
             return ""
-        holding = [v for v in self.claim.variants if v.holds(self.measured)]
-        if not holding:
-            return "No variant is known for which it holds."
-        words = [f"{v.quantity} = {self.measured[v.quantity]:.4g} ({v.range})" for v in holding]
-        return f"It holds for a variant: {'; '.join(words)}."
+        holding = [variant.holds(self.measured) for variant in self.claim.variants]
+        words = [
+            f"{v.quantity}: {self.measured[v.quantity]:.4g} ({v.range}: {'holds' if holds else 'does not hold'})"
+            for v, holds in zip(self.claim.variants, holding, strict=True)
+        ]
+        if not any(holding):
+            return f"No variant is known for which it holds{'; ' if words else ''}{'; '.join(words)}."
+        return f"Variants: {'; '.join(words)}."
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Quantity, measured, expected, verdict. Quantities without an expected range have no verdict."""

@@ -77,8 +77,9 @@ def quality(epochs: int, small: int, large: int, lr: float, seeds: int, model: s
         "annealed": "annealed, a third of the rounds (ours)",
     }.items():
         quantities[f"rounds, {words} / small batch"] = rounds[name] / rounds["small"]
-        quantities[f"accuracy lost to the small batch, {words}, points"] = accuracy["small"] - accuracy[name]
-        quantities[f"accuracy won over the large batch, {words}, points"] = accuracy[name] - accuracy["large"]
+        lost, won = accuracy["small"] - accuracy[name], accuracy[name] - accuracy["large"]
+        quantities[f"accuracy lost to the small batch, {words}, points"] = round(lost, 6) + 0.0
+        quantities[f"accuracy won over the large batch, {words}, points"] = won
     return quantities | {"accuracy of the small batch, %": accuracy["small"]}
 
 
