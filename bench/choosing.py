@@ -75,7 +75,7 @@ def digits(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 def cifar10(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     """5,000 images averaged to 16 x 16, and a CNN of 38,570 parameters with strides in place of pooling."""
-    data = CIFAR10(dir=args.data_dir, limit=5000, test_limit=1000).load()
+    data = CIFAR10(dir=args.data_dir, limit=5000, test_limit=500).load()
     shrink = nn.AvgPool2d(2)
     parts = [(shrink(part.x), part.y) for part in (data.train, data.test)]
 
@@ -87,8 +87,8 @@ def cifar10(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 PROBLEMS = {
-    "digits": Problem(digits, 1.0, (0.2, 0.4), 0.9, 30, 0.25),
-    "cifar10": Problem(cifar10, 38570 / 8970, (0.1, 0.2), 0.4, 24, 0.5),
+    "digits": Problem(digits, 1.0, (0.4, 0.2), 0.9, 30, 0.25),
+    "cifar10": Problem(cifar10, 38570 / 8970, (0.2, 0.1), 0.38, 24, 0.25),
 }
 Make = Callable[[Situation], dict[str, Any]]
 

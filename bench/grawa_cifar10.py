@@ -308,7 +308,7 @@ def better(settings: list[Setting], rows: list[dict[str, Any]]) -> tuple[Setting
 
 def tune(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Setting]:
     """The setting of each method that is best on held-out images."""
-    settings = coarse(args.short, args.lr)
+    settings = [s for s in coarse(args.short, args.lr) if args.only is None or s.method in args.only.split(";")]
     run_all([Task(s, 100, True, False) for s in settings], args, "tuning", rows)
     methods = list(dict.fromkeys(s.method for s in settings))
 
@@ -318,7 +318,7 @@ def tune(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Sett
 
     def rare(method: str) -> tuple[list[Setting], list[dict[str, Any]]]:
         """As `of`, with at most an eighth of the rounds that suit EASGD."""
-        least = 8 * better(*of("EASGD"))[0].period
+        least = 8 * better(*of("EASGD"))[0].period if "EASGD" in methods else 32
         mine = [(s, r) for s, r in zip(*of(method), strict=True) if s.period >= least]
         return [s for s, _ in mine], [r for _, r in mine]
 
@@ -356,7 +356,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--latency", type=float, default=1.0, help="milliseconds")
     parser.add_argument("--free", action="store_true", help="rounds take no time: what remains at equal steps")
     parser.add_argument("--lr", type=float, default=0.2, help="learning rate at which periods and pulls are tuned")
-    parser.add_argument("--only", help="with --settings: the methods to test, with semicolons between them")
+    parser.add_argument("--only", help="the methods to tune and to test, with semicolons between them")
     parser.add_argument(
         "--flatness", type=int, default=256, help="examples that flatness is measured on; 0: not at all"
     )
@@ -400,7 +400,7 @@ def main() -> None:
         if args.settings:
             known = json.loads(Path(args.settings).read_text())["chosen"]
             chosen = {name: Setting.of(table) for name, table in known.items()}
-            if args.only:
+            if args.only is not None:
                 chosen = {name: chosen[name] for name in args.only.split(";")}
         else:
             chosen = tune(args, out["tuning"])
