@@ -77,16 +77,16 @@ def coarse(short: bool, usual_lr: float) -> list[Setting]:
         ("MGRAWA", (4, 8, 16, 32), 1.0, 0.5),
         ("LGRAWA", (4, 8, 16, 32), 1.0, 0.5),
     ):
-        for period in periods[::2] if short else periods:
-            for pull in (usual, other) if period in periods[::2] else (usual,):
+        for period in periods[:3] if short else periods:
+            for pull in (usual, other) if period in periods[::2] and not short else (usual,):
                 candidates.append(Setting(name, SYNCS[name](pull=pull), period, usual_lr))
     return candidates
 
 
-def fine(best: Setting) -> list[Setting]:
+def fine(best: Setting, short: bool) -> list[Setting]:
     """One step from the best of those."""
     candidates = [best._replace(lr=best.lr * factor) for factor in (0.5, 2.0)]
-    if best.method == "DP":
+    if best.method == "DP" or short:
         return candidates
     if best.method == "DP+SAM":
         return candidates + [best._replace(sam=radius) for radius in (0.02, 0.1)]
@@ -210,7 +210,7 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
 def key(task: Task, args: argparse.Namespace) -> str:
     """A task and all that its result depends on. Its name is not among that."""
     about = ("model", "workers", "examples", "held_out", "test", "side", "width", "batch", "budget", "rate", "mbit")
-    about += ("latency", "flatness", "processes", "free")
+    about += ("latency", "processes", "free", *(["flatness"] if task.flatness else []))
     setting = task.setting.plain() | {"method": ""}
     return json.dumps([setting, *task[1:], [getattr(args, name) for name in about]], sort_keys=True)
 
@@ -322,10 +322,15 @@ def tune(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Sett
         mine = [(s, r) for s, r in zip(*of(method), strict=True) if s.period >= least]
         return [s for s, _ in mine], [r for _, r in mine]
 
-    more = [s for method in methods for s in fine(better(*of(method))[0]._replace(model="mean")) if s not in settings]
+    more = [
+        s
+        for method in methods
+        for s in fine(better(*of(method))[0]._replace(model="mean"), args.short)
+        if s not in settings
+    ]
     for method in ("MGRAWA", "LGRAWA"):
         if rare(method)[0]:
-            more += [s for s in fine(better(*rare(method))[0]._replace(model="mean")) if s not in more]
+            more += [s for s in fine(better(*rare(method))[0]._replace(model="mean"), args.short) if s not in more]
     settings += more
     run_all([Task(s, 100, True, False) for s in more], args, "refining", rows)
     chosen = {method: better(*of(method))[0] for method in methods}
@@ -361,7 +366,7 @@ def arguments() -> argparse.Namespace:
         "--flatness", type=int, default=256, help="examples that flatness is measured on; 0: not at all"
     )
     parser.add_argument("--ablation", action="store_true", help="vary MGRAWA or LGRAWA as well, whichever is better")
-    parser.add_argument("--short", action="store_true", help="half the periods in the search")
+    parser.add_argument("--short", action="store_true", help="search over three periods and the learning rate only")
     parser.add_argument(
         "--settings", metavar="FILE", help="take each method's choices from what --out of another run wrote"
     )
