@@ -123,7 +123,7 @@ CHOICES: dict[str, list[Make]] = {
     "all-reduce, submodular": [lambda s: {"sync": eq.sync.AllReduce(), **fair(s)}],
     "periodic-average": periodic(eq.sync.PeriodicAverage, 4, 16),
     "periodic-average, int4": periodic(eq.sync.PeriodicAverage, 4, 16, wire=eq.wire.Int4()),
-    "periodic-average, annealed": [lambda s, E=E: annealed(E) for E in (12, 24)],
+    "periodic-average, annealed": [lambda s, E=E: annealed(E) for E in (30, 60)],
     "periodic-average, submodular": [lambda s, H=H: {"period": H, **fair(s)} for H in (4, 16)],
     "diloco": periodic(lambda: eq.sync.DiLoCo(lr=0.7, momentum=0.6), 4, 16),
     "d-psgd": periodic(lambda: eq.sync.DPSGD(topology=ring()), 1, 4),
@@ -183,6 +183,8 @@ def one(task: Task, args: argparse.Namespace, budget: float = math.inf) -> dict[
         )
     except WorkerError:
         return NEVER
+    if run.stopped:  # by a signal: no result
+        raise SystemExit(128 + run.stopped)
     reached, rows = run.result["reached"], run.result["workers"]
     if reached is None:
         return NEVER

@@ -194,6 +194,8 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
         )
     except NonFinite:
         return row
+    if run.stopped:  # by a signal: no result
+        raise SystemExit(128 + run.stopped)
     result, models = run.result, run.result["models"]
     row["errors"] = {name: 1.0 - metrics["accuracy"] for name, metrics in models.items()}
     row["error"] = row["errors"][setting.model]
