@@ -247,6 +247,12 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def reachable(row: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it: null for what was never reached."""
+    lists = {key: [v if math.isfinite(v) else None for v in row[key]] for key in NEVER}
+    return row | lists
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", choices=PROBLEMS, default="digits")
@@ -275,7 +281,7 @@ def main() -> None:
         if args.table:
             path = Path(args.table)
             known = json.loads(path.read_text()) if path.is_file() else {}
-            known[f"{args.problem} {situation}"] = rows
+            known[f"{args.problem} {situation}"] = {name: reachable(row) for name, row in rows.items()}
             path.write_text(json.dumps(known, indent=1) + "\n")
     print(f"{args.workers} workers, {args.seeds} seeds, {time.time() - started:.0f} s")
 

@@ -311,34 +311,21 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
 
 
 def choosing(measured: dict[str, Any], view: str) -> str:
-    """The choices of one situation, the fastest first."""
+    """The choices of one problem and situation, the fastest first."""
     rows = measured[view]
     body = []
-    for name in sorted(rows, key=lambda name: average(_finite(rows[name]["seconds"]))):
+    for name in sorted(rows, key=lambda name: average(rows[name]["seconds"])):
         row = rows[name]
-        seconds = _finite(row["seconds"])
-        reached = [s for s in seconds if s is not None]
-        if len(reached) < len(seconds):
-            body.append([name, f"reached with {len(reached)} of {len(seconds)} seeds", *[""] * 4, row["setting"]])
+        reached = [seconds for seconds in row["seconds"] if seconds is not None]
+        if len(reached) < len(row["seconds"]):
+            body.append([name, f"reached with {len(reached)} of {len(row['seconds'])} seeds", *[""] * 5])
             continue
         mean = {key: statistics.mean(row[key]) for key in ("samples", "rounds", "bytes", "wait")}
-        body.append(
-            [
-                name,
-                f"{digits(statistics.mean(reached))} ± {digits(statistics.stdev(reached))}",
-                f"{mean['samples']:,.0f}",
-                f"{mean['rounds']:,.0f}",
-                digits(mean["bytes"] / 1e6),
-                f"{mean['wait']:.0%}",
-                row["setting"],
-            ]
-        )
+        time = f"{digits(statistics.mean(reached))} ± {digits(statistics.stdev(reached))}"
+        cost = [f"{mean['samples']:,.0f}", f"{mean['rounds']:,.0f}", digits(mean["bytes"] / 1e6), f"{mean['wait']:.0%}"]
+        body.append([name, time, *cost, row["setting"]])
     head = ["choice", "simulated s", "examples", "rounds", "MB sent", "waiting", "learning rate, period"]
     return lines(head, body)
-
-
-def _finite(values: list[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
 
 
 VIEWS: dict[str, Callable[[Any, str], str]] = {

@@ -23,7 +23,7 @@ without a range have no verdict.
 $ equipoise reproduce --list
 $ equipoise reproduce gossip-rate
 ```
-`--scale small` (the default) takes up to two minutes per claim on one core, on bundled or synthetic data.
+`--scale small` (the default) takes up to two and a half minutes of one core per claim, on bundled or synthetic data.
 `--scale full` runs the same code at the papers' sizes; claims on CIFAR-10 need its folder in `--data-dir`. `--json`
 prints the outcomes for programs. `--write FILE` writes this page; with `--earlier FILE ...` also from outcomes that
 `--json` printed before, so that long runs can be done one by one. Instead of a claim you can name a paper: order,
