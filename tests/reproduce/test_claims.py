@@ -163,6 +163,21 @@ def test_a_page_from_earlier_outcomes(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "run it again" in capsys.readouterr().err, what
 
 
+def test_all_runs_what_is_not_among_the_earlier_outcomes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": c.name, "seconds": 1.0, "scale": "small", "sizes": c.sizes("small")}
+        | {"measured": {e.quantity: 0.0 for e in (*c.expects, *c.variants)}}
+        for c in CLAIMS
+        if c.name != "gossip-rate"
+    ]
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(rows))
+    assert main(["reproduce", "--all", "--earlier", str(earlier), "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.split() == ["gossip-rate", "..."]
+    assert [row["name"] for row in json.loads(said.out)] == [claim.name for claim in CLAIMS]
+
+
 def test_check_compares_the_measured_quantity() -> None:
     quantity = "accelerated / plain rounds on a ring of 16"
     for high, verdict in ((0.9, "pass"), (0.01, "fail")):

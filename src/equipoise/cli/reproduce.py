@@ -46,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_description(claim) for claim in CLAIMS], indent=1) if arguments.json else listing())
         return 0
     earlier = [outcome for file in arguments.earlier for outcome in _earlier(Path(file), arguments.scale)]
-    claims = chosen(arguments.names, arguments.all) if arguments.names or not earlier else []
+    asked = arguments.names or arguments.all or not earlier
+    claims = chosen(arguments.names, arguments.all) if asked else []
+    if arguments.all:
+        claims = [claim for claim in claims if claim not in [outcome.claim for outcome in earlier]]
     if arguments.scale not in SCALES:
         raise UserError(f"--scale {arguments.scale}: takes {' or '.join(SCALES)}")
     for claim in claims:  # missing data is reported before hours of computation
