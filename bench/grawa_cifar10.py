@@ -2,19 +2,20 @@
 
     python grawa_cifar10.py --data-dir DIR --out resnet.json            # tunes and tests: about 40 minutes on one core
     python grawa_cifar10.py --data-dir DIR --settings resnet.json --workers 8 --out eight.json    # tests those settings
-    python grawa_cifar10.py --data-dir DIR --model vgg --out vgg.json
+    python grawa_cifar10.py --data-dir DIR --model vgg --width 6 --workers 8 --budget 3.25 --out vgg.json
+    python grawa_cifar10.py --data-dir DIR --model vgg --width 6 --workers 8 --budget 3.25 --settings vgg.json --free
     python grawa_cifar10.py --data-dir DIR --settings resnet.json --processes --budget 7   # 4 processes, real time
     python grawa_cifar10.py --data-dir DIR --full                       # 50,000 images, wider nets: many hours
 
 All methods train for the same simulated time on one described cluster: equal workers of 2,000 examples per second,
 links of 100 Mbit and 1 ms, so that a round of the small ResNet takes as long as a step. SGD with Nesterov momentum
 and a cosine schedule over the time. Each method is tuned on held-out training images with a separate seed: first
-period and pull together (DP: the learning rate), then, from the best of these, the learning rate and the proximity
-(DP+SAM: its radius), one at a time. Whether the mean or the centre is tested is chosen in the same way. The best
-setting runs with every other seed and is tested with recomputed BatchNorm statistics. Flatness is measured at the
-mean model on fixed training images in eval mode. If the best period of GRAWA is less than eight times that of EASGD,
-the best setting with such a period is tested as well. The ablation varies one option of the better of MGRAWA and
-LGRAWA at a time.
+period and pull together at the learning rate of `--lr` (DP: the rate), then, from the best of these, the learning rate
+and the proximity (DP+SAM: its radius), one at a time. Whether the mean or the centre is tested is chosen in the same
+way. The best setting runs with every other seed and is tested with recomputed BatchNorm statistics. Flatness is
+measured at the mean model on fixed training images in eval mode. If the best period of GRAWA is less than eight times
+that of EASGD, the best setting with such a period is tested as well. The ablation varies one option of the better of
+MGRAWA and LGRAWA at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import multiprocessing
 import signal
 import statistics
@@ -64,30 +66,30 @@ class Setting(NamedTuple):
         return cls(**table | {"sync": SYNCS[name](**options)})
 
 
-def coarse(short: bool) -> list[Setting]:
+def coarse(short: bool, usual_lr: float) -> list[Setting]:
     """Period and pull; the authors use EASGD and LSGD every 4 steps, GRAWA every 32. The same number of trials each."""
-    rates = (0.2, 0.4) if short else (0.1, 0.2, 0.4)
+    rates = [usual_lr * factor for factor in ((1.0, 2.0) if short else (0.5, 1.0, 2.0))]
     candidates = [Setting("DP", eq.sync.AllReduce(), lr=lr) for lr in rates]
     candidates += [Setting("DP+SAM", eq.sync.AllReduce(), lr=lr, sam=0.05) for lr in rates]
     for name, periods, usual, other in (
         ("EASGD", (2, 4, 8, 16), 0.9, 0.4),
         ("LSGD", (4, 8, 16, 32), 0.1, 0.5),
-        ("MGRAWA", (8, 16, 32, 64), 1.0, 0.5),
-        ("LGRAWA", (8, 16, 32, 64), 1.0, 0.5),
+        ("MGRAWA", (4, 8, 16, 32), 1.0, 0.5),
+        ("LGRAWA", (4, 8, 16, 32), 1.0, 0.5),
     ):
-        for period in periods[::2] if short else periods:
-            for pull in (usual, other) if period in periods[::2] else (usual,):
-                candidates.append(Setting(name, SYNCS[name](pull=pull), period, 0.2))
+        for period in periods[:3] if short else periods:
+            for pull in (usual, other) if period in periods[::2] and not short else (usual,):
+                candidates.append(Setting(name, SYNCS[name](pull=pull), period, usual_lr))
     return candidates
 
 
-def fine(best: Setting) -> list[Setting]:
+def fine(best: Setting, short: bool) -> list[Setting]:
     """One step from the best of those."""
-    if best.method == "DP":
-        return []
-    if best.method == "DP+SAM":
-        return [best._replace(sam=radius) for radius in (0.02, 0.1)]
     candidates = [best._replace(lr=best.lr * factor) for factor in (0.5, 2.0)]
+    if best.method == "DP" or short:
+        return candidates
+    if best.method == "DP+SAM":
+        return candidates + [best._replace(sam=radius) for radius in (0.02, 0.1)]
     if best.method != "EASGD":
         prox = 0.1 if best.method == "LSGD" else 0.01
         candidates.append(best._replace(sync=dataclasses.replace(best.sync, prox=prox)))
@@ -166,7 +168,8 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
     torch.set_num_threads(1)
     data = load(args)
     real = args.processes
-    cluster = None if real else Cluster([args.rate] * args.workers, Link(args.mbit * 1e6, args.latency / 1e3))
+    link = Link() if args.free else Link(args.mbit * 1e6, args.latency / 1e3)
+    cluster = None if real else Cluster([args.rate] * args.workers, link)
     row: dict[str, Any] = {"method": setting.method, "seed": seed, "held_out": held_out, "error": 1.0}
     row |= {"choice": words_of(setting), "setting": setting.plain()}
     try:
@@ -191,6 +194,8 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
         )
     except NonFinite:
         return row
+    if run.stopped:  # by a signal: no result
+        raise SystemExit(128 + run.stopped)
     result, models = run.result, run.result["models"]
     row["errors"] = {name: 1.0 - metrics["accuracy"] for name, metrics in models.items()}
     row["error"] = row["errors"][setting.model]
@@ -204,16 +209,42 @@ def one(job: tuple[Task, argparse.Namespace]) -> dict[str, Any]:
     return row
 
 
+def key(task: Task, args: argparse.Namespace) -> str:
+    """A task and all that its result depends on. Its name is not among that."""
+    about = ("model", "workers", "examples", "held_out", "test", "side", "width", "batch", "budget", "rate", "mbit")
+    about += ("latency", "processes", "free", *(["flatness"] if task.flatness else []))
+    setting = task.setting.plain() | {"method": ""}
+    return json.dumps([setting, *task[1:], [getattr(args, name) for name in about]], sort_keys=True)
+
+
+def cached(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    path = Path(args.cache) if args.cache else None
+    if path is None or not path.is_file():
+        return {}
+    return dict(json.loads(line) for line in path.read_text().splitlines())
+
+
 def run_all(
     tasks: list[Task], args: argparse.Namespace, words: str, rows: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Rows are added as they come: a run that is ended early keeps them."""
+    """Rows are added as they come: a run that is ended early keeps them. `--cache` keeps them for the next call."""
     started = time.time()
-    jobs = [(task, args) for task in tasks]
+    known = cached(args)
+    new = [task for task in tasks if key(task, args) not in known]
+    jobs = [(task, args) for task in new]
     with contextlib.ExitStack() as stack:
         # Processes of a run are its workers: then one run at a time, from here.
-        pool = None if args.processes else stack.enter_context(multiprocessing.get_context("fork").Pool(args.jobs))
-        for number, row in enumerate(pool.imap(one, jobs) if pool is not None else map(one, jobs), 1):
+        alone = args.processes or args.jobs == 1
+        pool = None if alone else stack.enter_context(multiprocessing.get_context("fork").Pool(args.jobs))
+        found = iter(pool.imap(one, jobs) if pool is not None else map(one, jobs))
+        for number, task in enumerate(tasks, 1):
+            row = known.get(key(task, args))
+            if row is None:
+                row = next(found)
+                if args.cache:
+                    with Path(args.cache).open("a") as file:
+                        file.write(json.dumps([key(task, args), row]) + "\n")
+            row = row | {"method": task.setting.method}
             rows.append(row)
             text = f"{row['method']:<38} seed {row['seed']} error {row['error']:.4f}  {row['choice']}"
             print(f"  {words} {number}/{len(tasks)} {text}", flush=True)
@@ -245,6 +276,8 @@ def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
     error = {(r["method"], r["seed"]): r["error"] for r in rows}
     names = list(dict.fromkeys(r["method"] for r in rows))
     others = [name for name in names if "GRAWA" not in name]
+    if not others:
+        return {}
     best = min(others, key=lambda other: statistics.mean(error[other, s] for s in seeds))
     rounds = {m: statistics.mean(r.get("rounds", 0) for r in rows if r["method"] == m) for m in names}
     ratios = {}
@@ -254,7 +287,7 @@ def verdict(rows: list[dict[str, Any]], seeds: list[int]) -> dict[str, float]:
             continue
         ahead = [seed for seed in seeds if error[name, seed] < min(error[other, seed] for other in others)]
         ratio = statistics.mean(error[name, s] for s in seeds) / statistics.mean(error[best, s] for s in seeds)
-        fewer = rounds[name] / rounds["EASGD"]
+        fewer = rounds[name] / rounds.get("EASGD", math.nan)
         print(
             f"  {name}: ahead of all others in {len(ahead)} of {len(seeds)} seeds; "
             f"error / error of {best}, the best of them: {ratio:.3f}; "
@@ -277,7 +310,7 @@ def better(settings: list[Setting], rows: list[dict[str, Any]]) -> tuple[Setting
 
 def tune(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Setting]:
     """The setting of each method that is best on held-out images."""
-    settings = coarse(args.short)
+    settings = [s for s in coarse(args.short, args.lr) if args.only is None or s.method in args.only.split(";")]
     run_all([Task(s, 100, True, False) for s in settings], args, "tuning", rows)
     methods = list(dict.fromkeys(s.method for s in settings))
 
@@ -287,14 +320,19 @@ def tune(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Sett
 
     def rare(method: str) -> tuple[list[Setting], list[dict[str, Any]]]:
         """As `of`, with at most an eighth of the rounds that suit EASGD."""
-        least = 8 * better(*of("EASGD"))[0].period
+        least = 8 * better(*of("EASGD"))[0].period if "EASGD" in methods else 32
         mine = [(s, r) for s, r in zip(*of(method), strict=True) if s.period >= least]
         return [s for s, _ in mine], [r for _, r in mine]
 
-    more = [s for method in methods for s in fine(better(*of(method))[0])]
+    more = [
+        s
+        for method in methods
+        for s in fine(better(*of(method))[0]._replace(model="mean"), args.short)
+        if s not in settings
+    ]
     for method in ("MGRAWA", "LGRAWA"):
         if rare(method)[0]:
-            more += [s for s in fine(better(*rare(method))[0]) if s not in more]
+            more += [s for s in fine(better(*rare(method))[0]._replace(model="mean"), args.short) if s not in more]
     settings += more
     run_all([Task(s, 100, True, False) for s in more], args, "refining", rows)
     chosen = {method: better(*of(method))[0] for method in methods}
@@ -323,16 +361,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=2000.0, help="examples per simulated second of a worker")
     parser.add_argument("--mbit", type=float, default=100.0)
     parser.add_argument("--latency", type=float, default=1.0, help="milliseconds")
+    parser.add_argument("--free", action="store_true", help="rounds take no time: what remains at equal steps")
+    parser.add_argument("--lr", type=float, default=0.2, help="learning rate at which periods and pulls are tuned")
+    parser.add_argument("--only", help="the methods to tune and to test, with semicolons between them")
     parser.add_argument(
         "--flatness", type=int, default=256, help="examples that flatness is measured on; 0: not at all"
     )
     parser.add_argument("--ablation", action="store_true", help="vary MGRAWA or LGRAWA as well, whichever is better")
-    parser.add_argument("--short", action="store_true", help="half the periods in the search")
+    parser.add_argument("--short", action="store_true", help="search over three periods and the learning rate only")
     parser.add_argument(
         "--settings", metavar="FILE", help="take each method's choices from what --out of another run wrote"
     )
     parser.add_argument("--processes", action="store_true", help="real processes and real seconds")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument(
+        "--cache", metavar="FILE", help="keep finished runs here, and do not repeat those that are there"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write {ratio name: value}")
     parser.add_argument("--out", default="grawa-cifar10.json", help="every run with all its numbers")
     args = parser.parse_args()
@@ -348,7 +392,9 @@ def main() -> None:
     load(args)
     size = sum(p.numel() for p in build(args, 0).parameters())
     kind = (
-        "real seconds on processes" if args.processes else f"simulated seconds, {args.mbit:g} Mbit, {args.latency:g} ms"
+        "real seconds on processes"
+        if args.processes
+        else f"simulated seconds, {'free rounds' if args.free else f'{args.mbit:g} Mbit, {args.latency:g} ms'}"
     )
     print(
         f"{args.model} with {size:,} parameters on {args.examples:,} images of {args.side} x {args.side}, "
@@ -361,6 +407,8 @@ def main() -> None:
         if args.settings:
             known = json.loads(Path(args.settings).read_text())["chosen"]
             chosen = {name: Setting.of(table) for name, table in known.items()}
+            if args.only is not None:
+                chosen = {name: chosen[name] for name in args.only.split(";")}
         else:
             chosen = tune(args, out["tuning"])
         out["chosen"] = {name: setting.plain() for name, setting in chosen.items()}

@@ -358,6 +358,24 @@ def order_gossip(measured: dict[str, float], view: str) -> str:
     return lines(["", *(f"{d.replace('dimensions', 'dim.')}, {w.replace('workers', 'w.')}" for d, w in columns)], body)
 
 
+def choosing(measured: dict[str, Any], view: str) -> str:
+    """The choices of one problem and situation, the fastest first."""
+    rows = measured[view]
+    body = []
+    for name in sorted(rows, key=lambda name: average(rows[name]["seconds"])):
+        row = rows[name]
+        reached = [seconds for seconds in row["seconds"] if seconds is not None]
+        if len(reached) < len(row["seconds"]):
+            body.append([name, f"reached with {len(reached)} of {len(row['seconds'])} seeds", *[""] * 5])
+            continue
+        mean = {key: statistics.mean(row[key]) for key in ("samples", "rounds", "bytes", "wait")}
+        time = f"{digits(statistics.mean(reached))} ± {digits(statistics.stdev(reached))}"
+        cost = [f"{mean['samples']:,.0f}", f"{mean['rounds']:,.0f}", digits(mean["bytes"] / 1e6), f"{mean['wait']:.0%}"]
+        body.append([name, time, *cost, row["setting"]])
+    head = ["choice", "simulated s", "examples", "rounds", "MB sent", "waiting", "learning rate, period"]
+    return lines(head, body)
+
+
 VIEWS: dict[str, Callable[[Any, str], str]] = {
     "five_users": five_users,
     "wire_time": wire_time,
@@ -373,6 +391,7 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "order_signals": order_signals,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
+    "choosing": choosing,
 }
 FILES = {"wire_time_short": "wire_time", "order_signals": "order_seconds"}
 

@@ -41,7 +41,7 @@ TINY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_an_experiment_measures_what_is_expected(claim: Claim) -> None:
     measured = claim.experiment()(**(claim.small | TINY[claim.name]))
-    assert {expect.quantity for expect in claim.expects} <= set(measured)
+    assert {expect.quantity for expect in (*claim.expects, *claim.variants)} <= set(measured)
     assert all(isinstance(value, (int, float)) for value in measured.values())
 
 
@@ -76,6 +76,19 @@ def test_one_failed_range_fails_the_claim() -> None:
         ("b", "0", "at least 0", "pass"),
         ("other", "7", "", ""),
     ]
+
+
+def test_a_claim_that_fails_says_what_its_variants_do() -> None:
+    claim = claim_of(Expect("a", high=1.0), variants=(Expect("b", high=1.0), Expect("c", high=1.0)))
+    failed = Outcome(claim, {"a": 1.1, "b": 2.0, "c": 0.5}, 0.0)
+    assert failed.verdict == "fail"  # whatever a variant does
+    assert failed.instead == "Variants: b: 2 (at most 1: does not hold); c: 0.5 (at most 1: holds)."
+    neither = Outcome(claim, {"a": 1.1, "b": 2.0, "c": 2.0}, 0.0)
+    assert neither.instead.startswith("No variant is known for which it holds; b: 2 (at most 1: does not hold);")
+    assert Outcome(claim_of(*claim.expects), {"a": 2.0}, 0.0).instead == "No variant is known for which it holds."
+    passed = Outcome(claim, {"a": 1.0, "b": 2.0, "c": 2.0}, 0.0)
+    assert (passed.verdict, passed.instead) == ("pass", "")
+    assert ("b", "2", "at most 1", "fail") in failed.rows()
 
 
 def test_full_scale_asks_for_its_data_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +137,45 @@ def test_text_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     first, second = json.loads(capsys.readouterr().out)
     assert (first["name"], first["verdict"], second["name"]) == ("gossip-rate", "pass", "pull-weights")
     assert all(expect["holds"] for expect in first["expected"])
+
+
+def test_a_page_from_earlier_outcomes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "pull-weights", "--json"]) == 0
+    earlier, page = tmp_path / "earlier.json", tmp_path / "page.md"
+    printed = capsys.readouterr().out
+    earlier.write_text(printed)
+    assert main(["reproduce", "gossip-rate", "--earlier", str(earlier), "--write", str(page)]) == 0
+    text = " ".join(page.read_text().split())
+    assert "**2 of 2 hold**" in text
+    assert "`equipoise reproduce gossip-rate pull-weights`" in text
+    assert main(["reproduce", "--earlier", str(earlier), "--write", str(page)]) == 0  # nothing is run
+    assert "**1 of 1 hold**" in page.read_text()
+    refused = {
+        "scale": printed.replace('"scale": "small"', '"scale": "full"'),
+        "sizes": printed.replace("workers 4", "workers 5"),
+        "quantity": printed.replace("spread of weight", "sum of weight"),
+        "not what": "[1]",
+        "no claim": printed.replace('"pull-weights"', '"pull-x"'),
+    }
+    for what, content in refused.items():
+        earlier.write_text(content)
+        assert main(["reproduce", "--earlier", str(earlier), "--write", str(page)]) == 2, what
+        assert "run it again" in capsys.readouterr().err, what
+
+
+def test_all_runs_what_is_not_among_the_earlier_outcomes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": c.name, "seconds": 1.0, "scale": "small", "sizes": c.sizes("small")}
+        | {"measured": {e.quantity: 0.0 for e in (*c.expects, *c.variants)}}
+        for c in CLAIMS
+        if c.name != "gossip-rate"
+    ]
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(rows))
+    assert main(["reproduce", "--all", "--earlier", str(earlier), "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.split() == ["gossip-rate", "..."]
+    assert [row["name"] for row in json.loads(said.out)] == [claim.name for claim in CLAIMS]
 
 
 def test_check_compares_the_measured_quantity() -> None:

@@ -20,6 +20,8 @@ _EXAMPLES = """examples:
   equipoise reproduce gossip-rate
   equipoise reproduce order gossip
   equipoise reproduce --all --write docs/reproduce.md
+  equipoise reproduce order-herding --json > herding.json
+  equipoise reproduce gossip --earlier herding.json --write page.md
 """
 
 
@@ -33,6 +35,9 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--data-dir", metavar="DIR", help="folder with CIFAR-10, which some claims need at full scale")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument(
+        "--earlier", nargs="+", default=[], metavar="FILE", help="add the outcomes that --json printed before"
+    )
     parser.add_argument("--write", metavar="FILE", help="also write the results as a Markdown page")
 
 
@@ -40,7 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print(json.dumps([_description(claim) for claim in CLAIMS], indent=1) if arguments.json else listing())
         return 0
-    claims = chosen(arguments.names, arguments.all)
+    earlier = [outcome for file in arguments.earlier for outcome in _earlier(Path(file), arguments.scale)]
+    asked = arguments.names or arguments.all or not earlier
+    claims = chosen(arguments.names, arguments.all) if asked else []
+    if arguments.all:
+        claims = [claim for claim in claims if claim not in [outcome.claim for outcome in earlier]]
     if arguments.scale not in SCALES:
         raise UserError(f"--scale {arguments.scale}: takes {' or '.join(SCALES)}")
     for claim in claims:  # missing data is reported before hours of computation
@@ -54,6 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         outcomes.append(check(claim, arguments.scale, arguments.data_dir))
         if not arguments.json:
             print(conclusion(outcomes[-1]), flush=True)
+    again = {outcome.claim.name for outcome in outcomes}
+    outcomes += [outcome for outcome in earlier if outcome.claim.name not in again]
+    outcomes.sort(key=lambda outcome: CLAIMS.index(outcome.claim))
     if arguments.json:
         print(json.dumps([_description(o.claim) | _result(o) for o in outcomes], indent=1))
     elif len(outcomes) > 1:
@@ -94,9 +106,8 @@ def conclusion(outcome: Outcome) -> str:
     rows = [("quantity", "measured", "expected", ""), *outcome.rows()]
     widths = [max(len(row[i]) for row in rows) + 2 for i in range(3)]
     lines = ["  " + "".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)) + row[3] for row in rows]
-    verdict = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s"]
-    if outcome.claim.remark:
-        verdict.append(f"  {outcome.claim.remark}")
+    verdict = [f"  {outcome.verdict.upper()} in {outcome.seconds:.0f} s of a core"]
+    verdict += [f"  {text}" for text in (outcome.instead, outcome.claim.remark) if text]
     return "\n".join([*(line.rstrip() for line in lines), *verdict, ""])
 
 
@@ -121,13 +132,35 @@ def _result(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _earlier(path: Path, scale: str) -> list[Outcome]:
+    """What `--json` printed; refused if the catalogue has other sizes or quantities by now."""
+    known, outcomes = {claim.name: claim for claim in CLAIMS}, []
+    try:
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            measured = {name: float(value) for name, value in row["measured"].items()}
+            outcome = Outcome(known[row["name"]], measured, float(row["seconds"]), row["scale"])
+            outcomes.append((outcome, row["sizes"]))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; name a file that --json printed") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{path}: not what `equipoise reproduce --json` prints: run it again") from None
+    for outcome, sizes in outcomes:
+        claim = outcome.claim
+        lacks = [e.quantity for e in (*claim.expects, *claim.variants) if e.quantity not in outcome.measured]
+        if (outcome.scale, sizes) != (scale, claim.sizes(scale)) or lacks:
+            raise UserError(f"{path}: {claim.name} was measured at other sizes, or lacks a quantity: run it again")
+    return [outcome for outcome, _ in outcomes]
+
+
 def _write(path: Path, outcomes: list[Outcome], arguments: argparse.Namespace) -> None:
     from ..reproduce.document import document
 
-    words = ["equipoise", "reproduce", *(["--all"] if arguments.all else arguments.names)]
+    everything = len(outcomes) == len(CLAIMS)
+    names = [outcome.claim.name for outcome in outcomes] if arguments.earlier else arguments.names
+    words = ["equipoise", "reproduce", *(["--all"] if everything else names)]
     if arguments.scale != "small":
         words += ["--scale", arguments.scale]
-    if arguments.data_dir is not None:
+    if arguments.scale == "full" and any("data" in outcome.claim.full for outcome in outcomes):
         words += ["--data-dir", "DIR"]
     try:
         path.write_text(document(outcomes, shlex.join(words)), encoding="utf-8")

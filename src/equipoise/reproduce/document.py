@@ -9,22 +9,24 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 
-from .base import Outcome
+from .base import Claim, Outcome
 from .claims import CLAIMS, PAPERS
 
 _HEAD = """# Do the papers' claims hold?
 `equipoise reproduce` checks the main claims of five papers. Each claim is a small experiment on virtual workers with
 a range that follows from the paper, and a verdict: pass or fail. A claim that fails here may hold elsewhere. The
-tables also show the other methods and, if we know one, a variant that does better. Quantities without a range have no
-verdict.
+subject is the method as the paper has it, which is not always the default here. Variants have the same ranges but do
+not count for the verdict; a claim that fails names those for which it holds, or says that none is known. Quantities
+without a range have no verdict.
 
 ```console
 $ equipoise reproduce --list
 $ equipoise reproduce gossip-rate
 ```
-`--scale small` (the default) takes up to two minutes per claim on one core, on bundled or synthetic data.
+`--scale small` (the default) takes up to two and a half minutes of one core per claim, on bundled or synthetic data.
 `--scale full` runs the same code at the papers' sizes; claims on CIFAR-10 need its folder in `--data-dir`. `--json`
-prints the outcomes for programs. `--write FILE` writes this page. Instead of a claim you can name a paper: order,
+prints the outcomes for programs. `--write FILE` writes this page; with `--earlier FILE ...` also from outcomes that
+`--json` printed before, so that long runs can be done one by one. Instead of a claim you can name a paper: order,
 gossip, batch, partition, pull. Exit code 0 means that the experiments ran, not that the claims hold. Results: [small
 scale](reproduce.md), [full scale](reproduce-full.md).
 """
@@ -34,19 +36,19 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
     passed = sum(outcome.passed for outcome in outcomes)
     failed = [f"`{outcome.claim.name}`" for outcome in outcomes if not outcome.passed]
     run = {outcome.claim.name for outcome in outcomes}
-    missing = [f"`{claim.name}`" for claim in CLAIMS if claim.name not in run]
+    missing = [_missing(claim) for claim in CLAIMS if claim.name not in run]
     spent = sum(outcome.seconds for outcome in outcomes)
     parts = [
         _HEAD,
         "## Latest run",
         _wrapped(
-            f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes. "
+            f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes of one core. "
             f"**{passed} of {len(outcomes)} hold**"
             + (f"; not: {', '.join(failed)}." if failed else ".")
             + (f" Not in this run: {', '.join(missing)}." if missing else "")
         ),
         "",
-        "| claim | paper | verdict | seconds |",
+        "| claim | paper | verdict | seconds of a core |",
         "|---|---|---|---|",
         *(f"| [{o.claim.name}](#{o.claim.name}) | {o.claim.paper} | {_word(o)} | {o.seconds:.0f} |" for o in outcomes),
     ]
@@ -59,8 +61,13 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _missing(claim: Claim) -> str:
+    return f"`{claim.name}`" + (f" (about {claim.hours:g} hours of one core)" if claim.hours else "")
+
+
 def _section(outcome: Outcome) -> list[str]:
     claim = outcome.claim
+    comments = " ".join(text for text in (outcome.instead, claim.remark) if text)
     rows = [f"| {name} | {value} | {expected} | {verdict} |" for name, value, expected, verdict in outcome.rows()]
     return [
         "",
@@ -73,7 +80,7 @@ def _section(outcome: Outcome) -> list[str]:
         "| quantity | measured | expected | |",
         "|---|---|---|---|",
         *rows,
-        *(["", _wrapped(claim.remark)] if claim.remark else []),
+        *(["", _wrapped(comments)] if comments else []),
     ]
 
 
