@@ -177,7 +177,7 @@ def trained(table: dict[str, Any], rate: float, rest: float) -> dict[str, Any]:
 
 
 def worker(path: str, rates: list[float]) -> None:
-    """One real process: all choices and seeds, until the target; prints where the time went."""
+    """One real process: all choices and seeds, until the target; keeps where the time went."""
     torch.set_num_threads(1)
     rank, rest, todo = int(os.environ["RANK"]), 0.0, json.loads(Path(path).read_text())
     alone = {key: todo[0][1][key] for key in ("data", "model", "optimizer", "lr", "momentum")}
@@ -194,25 +194,24 @@ def worker(path: str, rates: list[float]) -> None:
         missed |= {choice} if result["reached"] is None else set()
         if rank == 0:
             row = {**summary(result, "seconds"), "wall": round(time.monotonic() - began, 2), "rest": round(rest, 5)}
-            print(json.dumps([choice, table["seed"], row]), flush=True)
+            with Path(path).with_name("real.jsonl").open("a") as file:
+                file.write(json.dumps([choice, table["seed"], row]) + "\n")
 
 
-def lost(rows: dict[str, dict[str, Any]]) -> bool:
+def lost(rows: dict[int, dict[str, Any]]) -> bool:
     """Has one of its seeds missed the target in time?"""
     return any(row["seconds"] is None for row in rows.values())
 
 
 def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
     """Runs what is missing."""
-    path = folder / "real.json"
-    rows: dict[str, dict[str, Any]] = load(path) if path.is_file() else {}
-    found = load(folder / "search.json")
+    rows, found = measured_in(folder), load(folder / "search.json")
     limit = {"budget": f"{LONGEST * found['seconds']:.3f}s"}
     missing = [
         (choice, {**table, **limit, "seed": seed})
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds)
         for choice, table in found["choices"].items()
-        if str(seed) not in rows.get(choice, {}) and not lost(rows.get(choice, {}))
+        if seed not in rows.get(choice, {}) and not lost(rows.get(choice, {}))
     ]
     if not missing:
         return
@@ -221,20 +220,26 @@ def real(case: Case, folder: Path, args: argparse.Namespace) -> None:
     try:
         namespaces.make(WORKERS, case.rate)
         extra = ["worker", "--todo", str((folder / "todo.json").resolve()), "--cases", str(CASES.index(case))]
-        text = namespaces.measure(os.path.abspath(__file__), extra, WORKERS)
+        namespaces.measure(os.path.abspath(__file__), extra, WORKERS)
     finally:
         namespaces.remove(WORKERS)
-    for line in text.splitlines():
+
+
+def measured_in(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Real runs by choice and seed."""
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    path = folder / "real.jsonl"
+    for line in path.read_text().splitlines() if path.is_file() else []:
         choice, seed, row = json.loads(line)
-        rows.setdefault(choice, {})[str(seed)] = row
-    keep(path, rows)
+        rows.setdefault(choice, {})[seed] = row
+    return rows
 
 
 def outcome(folder: Path) -> dict[str, Any] | None:
     """What was found, predicted and measured in one case; None before its search and its real runs."""
-    if not all((folder / f"{name}.json").is_file() for name in ("search", "real")):
+    if not all((folder / name).is_file() for name in ("search.json", "real.jsonl")):
         return None
-    found, measured = load(folder / "search.json"), load(folder / "real.json")
+    found, measured = load(folder / "search.json"), measured_in(folder)
     predicted = load(folder / "predicted.json") if (folder / "predicted.json").is_file() else {}
     rows = {}
     for choice in found["choices"]:
