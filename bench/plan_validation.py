@@ -236,18 +236,25 @@ def measured_in(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def outcome(folder: Path) -> dict[str, Any] | None:
-    """What was found, predicted and measured in one case; None before its search and its real runs."""
+    """What was found, predicted and measured in one case, with the seeds that all choices have; None before that."""
     if not all((folder / name).is_file() for name in ("search.json", "real.jsonl")):
         return None
     found, measured = load(folder / "search.json"), measured_in(folder)
     predicted = load(folder / "predicted.json") if (folder / "predicted.json").is_file() else {}
+    ran = [{*measured.get(choice, {})} for choice in found["choices"] if not lost(measured.get(choice, {}))]
+    seeds = sorted(set.intersection(*ran)) if ran else []
+    if not seeds:
+        return None
     rows = {}
     for choice in found["choices"]:
-        real, simulated = list(measured[choice].values()), predicted.get(choice, [])[: len(measured[choice])]
+        own = measured[choice]
+        used = [seed for seed in seeds if seed in own] if not lost(own) else sorted(own)
+        simulated = predicted.get(choice, [])
+        runs = [simulated[s - FIRST_SEED] for s in used if s - FIRST_SEED < len(simulated)]
         rows[choice] = {
-            "predicted": [one["seconds"] for one in simulated],
-            "real": [one["seconds"] for one in real],
-            "steps": [[one["steps"] for one in runs] for runs in (simulated, real)],
+            "predicted": [one["seconds"] for one in runs],
+            "real": [own[seed]["seconds"] for seed in used],
+            "steps": [[one["steps"] for one in runs], [own[seed]["steps"] for seed in used]],
         }
     about = {name: found[name] for name in ("runs", "seconds", "interval")}
     return {**about, "first": next(iter(rows)), "choices": rows}
