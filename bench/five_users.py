@@ -136,7 +136,7 @@ USERS = {
     "many": User(
         "256 simulated workers, non-IID data (Dirichlet 0.3), 1 Gbit and 1 ms",
         MANY,
-        (0.3, 1.0),
+        (0.3, 1.0, 3.0),
         {
             "all-reduce": [{"sync": "all-reduce"}],
             "periodic-average": every("periodic-average", 8),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from .until import standing
@@ -15,17 +16,17 @@ if TYPE_CHECKING:
 _PATIENCE = 0.5  # seconds between control points at the most, where steps are shorter than that
 
 
-class Report(NamedTuple):
-    """What a worker says at a control point."""
+class Reports(NamedTuple):
+    """What the workers say at a control point, by rank. Arrays: hundreds of virtual workers each read all of it."""
 
-    signal: float  # the exit code that a signal asks for, or 0
-    seconds: float
-    simulated_seconds: float
-    loss: float  # mean since the last one
-    steps: float
-    samples: float
-    unattributed: float  # seconds of communication in which waiting may hide
-    unsaved: float  # 1 if a checkpoint could not be written
+    signal: np.ndarray  # the exit code that a signal asks for, or 0
+    seconds: np.ndarray
+    simulated_seconds: np.ndarray
+    loss: np.ndarray  # mean since the last one
+    steps: np.ndarray
+    samples: np.ndarray
+    unattributed: np.ndarray  # seconds of communication in which waiting may hide
+    unsaved: np.ndarray  # 1 if a checkpoint could not be written
 
 
 class Control:
@@ -74,36 +75,37 @@ class Control:
         mean = sum(self.losses) / len(self.losses) if self.losses else math.nan
         reports = self._meet(mean)
         if logged:
-            self.worker.observer.stepped(mean, [report.loss for report in reports])
+            self.worker.observer.stepped(mean, reports.loss.tolist())
             self.losses = []
         if not self.comm.virtual:
-            per_step = max(reports[0].seconds / max(1.0, reports[0].steps), 1e-9)
+            per_step = max(float(reports.seconds[0]) / max(1.0, float(reports.steps[0])), 1e-9)
             self.next = clock.step + max(1, min(job.log_every, int(_PATIENCE / per_step)))
         else:
             self.next = clock.step + job.log_every
-        return int(max(report.signal for report in reports))
+        return int(reports.signal.max())
 
-    def _meet(self, loss: float) -> list[Report]:
+    def _meet(self, loss: float) -> Reports:
         """The reports of all workers."""
         clock, job, ledger, store = self.worker.clock, self.job, self.comm.ledger, self.worker.store
-        own = Report(
-            signal=job.stop.code if job.stop.is_set() else 0,
-            seconds=clock.seconds,
-            simulated_seconds=self.comm.now,
-            loss=loss,
-            steps=clock.step,
-            samples=clock.samples,
-            unattributed=ledger.unattributed,
-            unsaved=store is not None and store.failed,
-        )
+        own = {
+            "signal": job.stop.code if job.stop.is_set() else 0,
+            "seconds": clock.seconds,
+            "simulated_seconds": self.comm.now,
+            "loss": loss,
+            "steps": clock.step,
+            "samples": clock.samples,
+            "unattributed": ledger.unattributed,
+            "unsaved": store is not None and store.failed,
+        }
         with self.comm.uncounted():
-            table = self.comm.gather(torch.tensor([*own, *self.worker.drift.row()], dtype=torch.float64))
-        self.worker.drift.judge(table.numpy()[:, len(own) :])
-        reports = [Report(*row) for row in table[:, : len(own)].tolist()]
+            row = torch.tensor([*own.values(), *self.worker.drift.row()], dtype=torch.float64)
+            table = self.comm.gather(row).numpy()
+        self.worker.drift.judge(table[:, len(own) :])
+        reports = Reports(**dict(zip(own, table.T, strict=False)))
         if store is not None:
-            store.tell(any(report.unsaved for report in reports))
-        ledger.attribute_wait(min(report.unattributed for report in reports))
-        samples = sum(int(r.samples) for r in reports) + self.worker.departed.samples
-        self.worker.progress.met(sum(int(r.steps) for r in reports), samples)
-        self.used = max(r.simulated_seconds if job.described else r.seconds for r in reports)
+            store.tell(bool(reports.unsaved.any()))
+        ledger.attribute_wait(float(reports.unattributed.min()))
+        samples = int(reports.samples.sum()) + self.worker.departed.samples
+        self.worker.progress.met(int(reports.steps.sum()), samples)
+        self.used = float((reports.simulated_seconds if job.described else reports.seconds).max())
         return reports

@@ -140,7 +140,9 @@ class DriftCheck:
         wrong = (expected != 0) & (following != 0) & (expected != following)
         if wrong.any():
             raise other_order(self.comm, self.step.clock.step, self.step.clock.epoch, np.flatnonzero(wrong).tolist())
-        if (sum(map(int, to_others)) - sum(map(int, from_others))) % (1 << BITS):
+        # Unsigned sums wrap at 2^64, which the remainder does not see.
+        sent, received = (int(column.astype(np.uint64).sum()) for column in (to_others, from_others))
+        if (sent - received) % (1 << BITS):
             raise other_links(self.comm, self.step.clock.step, self.comm.gather_objects(self._links()))
 
     def _links(self) -> list[RoundLink]:

@@ -12,18 +12,19 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compare.explain import MARGIN, not_apart
 from ..compare.plan import PlannedRun
 from ..compare.table import Row, cells, rows_of, two_digits
 from ..compare.write import as_markdown
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..observe.observer import plain
-from .halving import Search, interval
+from .finals import behind, costs_of, interval
+from .halving import Search
 from .retime import Variant, sentences
 
 SIMULATION_ERROR = 0.1  # of a simulated time against real workers; docs/clusters.md has the measurements
 _WORTH_SAYING = 0.05
+_COARSE = 0.1  # of the time to the target, between two evaluations
 SECONDS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 _SEARCHED = ("cluster", "virtual", "budget", "out", "keep", "checkpoint_every")  # settings of the search alone
@@ -64,7 +65,7 @@ class Answer(NamedTuple):
 
 
 def answer(search: Search, finals: list[PlannedRun], variants: list[Variant], price: float | None) -> Answer:
-    rows = [row for row in rows_of(finals, search.criterion) if row.finished]
+    rows = in_order(rows_of(finals, search.criterion), search.standing)
     if not rows:
         raise UserError("no final run ended: give the search more --minutes")
     winner, rest = rows[0], rows[1:]
@@ -75,12 +76,40 @@ def answer(search: Search, finals: list[PlannedRun], variants: list[Variant], pr
     if cost.evaluations > _WORTH_SAYING * cost.seconds:
         every = runs[0].recipe.plain()["evaluate_every"]
         found.append(f"Evaluations, one in {every:g} epochs, take {in_units(cost.evaluations, SECONDS)} more.")
+    found += _resolution(cost, runs, search)
     if rest:
-        found.append(_runner_up(winner, rest[0], search))
+        apart = search.goal.until is None or _apart(winner, rest[0], finals, search)
+        found.append(_runner_up(winner, rest[0], search, apart))
     found += sentences(variants, winner.name) if search.goal.minimise == "time" else []
     if not search.left():
         found.append("The minutes were over before the search had ended: more of them may find a better choice.")
     return Answer(found, cost, rows, cells(rows, search.criterion), finals, variants)
+
+
+def in_order(rows: list[Row], standing: list[str]) -> list[Row]:
+    """The rows of finished finalists as they stand; those that have no place behind them, as they come."""
+    place = {name: number for number, name in enumerate(standing)}
+    order = sorted((row for row in rows if row.finished), key=lambda row: place.get(row.name, len(place)))
+    for number, row in enumerate(order):
+        row.rank = number + 1
+    return order
+
+
+def _apart(winner: Row, second: Row, finals: list[PlannedRun], search: Search) -> bool:
+    costs = costs_of(finals, search.criterion)
+    return behind(costs[winner.name], costs[second.name])
+
+
+def _resolution(cost: Cost, runs: list[PlannedRun], search: Search) -> list[str]:
+    """The target is noticed at an evaluation: with few of them, times differ by whole ones."""
+    every = float(runs[0].recipe.plain()["evaluate_every"])
+    share = every * len(runs) / sum(run.result["epochs"] for run in runs)
+    if search.goal.until is None or share <= _COARSE:
+        return []
+    return [
+        f"The target is noticed at an evaluation, and these are {share:.0%} of the time apart: a smaller "
+        "--evaluate-every tells choices apart better."
+    ]
 
 
 def _cost_in_words(cost: Cost, results: list[dict[str, Any]], search: Search, price: float | None) -> str:
@@ -99,7 +128,7 @@ def _cost_in_words(cost: Cost, results: list[dict[str, Any]], search: Search, pr
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _runner_up(winner: Row, second: Row, search: Search) -> str:
+def _runner_up(winner: Row, second: Row, search: Search, apart: bool) -> str:
     """How far behind the next one is, and why: more examples, or more time for each."""
     criterion = search.criterion
     if search.goal.until is None:
@@ -109,8 +138,9 @@ def _runner_up(winner: Row, second: Row, search: Search) -> str:
     if search.goal.minimise == "bytes":
         return f"Runner-up: {second.name}, {in_units(second.bytes.mean, BYTES)}."
     text = f"Runner-up: {second.name}, {in_units(second.time.mean, SECONDS)}"
-    if not_apart(winner.time, second.time, MARGIN["time"]):
-        return f"{text}: no clear difference."
+    if not apart:
+        steadier = second.time.mean < winner.time.mean
+        return f"{text}: no clear difference" + (", and its slow runs take longer." if steadier else ".")
     examples = second.samples.mean / winner.samples.mean
     pace = second.time.mean / winner.time.mean / examples
     why = (

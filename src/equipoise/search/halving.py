@@ -5,15 +5,15 @@
    or the limit of the goal (Jamieson & Talwalkar 2016). The best one of every sync survives the first rung: methods
    with rare rounds begin slowly.
 2. Neighbours of the best three, then of the best one, until none is better; then with smaller steps of the learning
-   rate. A run ends when it has taken as long as the best one so far, since it cannot win any more.
-3. The best three run with several seeds; those that these do not tell apart with more of them.
+   rate. Whatever comes out best runs with a second seed, and the mean of the two counts: else the walk would follow
+   luck. A run ends when it has taken 1.2 times as long as the best one so far.
+3. The best five run with several seeds; those that these do not tell apart with more of them (finals.py).
 
 The search ends early when its minutes are over; the last third of them belongs to the seeds.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 import time
@@ -22,20 +22,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..compare.display import Display, outcome
-from ..compare.explain import MARGIN, not_apart
 from ..compare.grid import Combination
 from ..compare.plan import PlannedRun, survey, with_defaults
 from ..compare.pool import default_jobs, run_all
-from ..compare.table import Criterion, Spread
+from ..compare.table import Criterion
 from ..config.recipe import Recipe
 from ..core.errors import UserError
 from ..simulate.cluster import Cluster
+from .finals import costs_of, preferred, remaining
 from .goal import Goal
 from .space import LR_STEP, Candidate, neighbours, pilots, starts, usable
 
-FINALISTS = 3
+CENTRES = 3  # of the first step of the walk
+FINALISTS = 5
 _FIRST_EPOCHS, _FIRST_STEPS = 3.0, 64  # of all workers without waiting, the first rung
 _MOST_EPOCHS = 100.0
+_PATIENCE = 1.2  # a run has lost when it has taken so much longer than the best one: seeds differ by that
+_SEARCH_SEEDS = 2  # of the best one; all others have the first of them
 _SLACK = 2.0  # finals may take so much longer than the best run of the search
 _FOR_SEARCH = 0.67  # of the minutes
 _NEVER = 10**9  # steps
@@ -47,7 +50,8 @@ class Trial(NamedTuple):
 
     candidate: Candidate
     run: PlannedRun
-    score: tuple[float, float]
+    score: tuple[float, float]  # the mean over its seeds
+    seeds: int = 1
 
     @property
     def reached(self) -> bool:
@@ -91,6 +95,8 @@ class Search:
         self.jobs, self.quiet, self.clock = jobs, quiet, clock
         self.rungs: list[Rung] = []
         self.best: dict[str, Trial] = {}  # by candidate: its last trial
+        self.racing: list[str] = []  # finalists that go on, best first
+        self.standing: list[str] = []  # all finalists, best first
         self.epoch = examples / sum(cluster.rates)  # seconds, without waiting or communication
         self.model_bytes = 4 * parameters
         self.began, self.minutes = clock(), minutes
@@ -115,7 +121,7 @@ class Search:
             trials = self.compare(candidates, seconds, f"{len(candidates)} candidates")
             if not trials or trials[0].reached or seconds >= longest or not self.left(_FOR_SEARCH):
                 return
-            keep = max(FINALISTS + 1, -(-len(trials) // 2))
+            keep = max(CENTRES + 1, -(-len(trials) // 2))
             survivors = [trial.candidate for trial in trials[:keep]]
             if first:
                 seen = {candidate.sync for candidate in survivors}
@@ -127,22 +133,45 @@ class Search:
 
     def walk(self) -> None:
         """To better neighbours, as long as there are some; where there are none, with half the step of the rate."""
-        centres, notches = [trial.candidate for trial in self.ranking()[:FINALISTS]], LR_STEP
+        self.confirm()
+        centres, notches = [trial.candidate for trial in self.ranking()[:CENTRES]], LR_STEP
         while notches and self.left(_FOR_SEARCH):
             before = self.ranking()[0]
             near = [c for centre in centres for c in neighbours(centre, self.recipe, self.cluster, notches)]
             new = {c.name: c for c in near if c.name not in self.best}
             if new:
                 self.compare(usable(new.values(), self.recipe), self.bound(), f"neighbours of {before.candidate.name}")
+                self.confirm()
             best = self.ranking()[0]
             centres = [best.candidate]
             notches = notches if best.score < before.score else notches // 2
+
+    def confirm(self) -> None:
+        """Run the best one with a second seed, until one is best that has two: its score is their mean."""
+        confirmed = []
+        while self.goal.until is not None and self.left(_FOR_SEARCH):
+            best = self.ranking()[0]
+            if not best.reached or best.seeds == _SEARCH_SEEDS:
+                break
+            longest = _SLACK * float(best.run.result["simulated_seconds"])
+            again = self.planned(best.candidate, longest, best.seeds, "again")
+            self.run([again], over=lambda: not self.left(_FOR_SEARCH))
+            if again.state != "done":
+                break
+            reached, cost = self.goal.score(again.result, again.folder)
+            if reached != 0:  # it costs more than it had
+                cost = _SLACK * best.score[1]
+            score = (0.0, (best.score[1] * best.seeds + cost) / (best.seeds + 1))
+            self.best[best.candidate.name] = best._replace(score=score, seeds=best.seeds + 1)
+            confirmed.append(self.best[best.candidate.name])
+        if confirmed:
+            self.rungs.append(Rung("the best again with a second seed", self.bound(), confirmed))
 
     def bound(self) -> float:
         """Simulated seconds after which a run has lost."""
         best = self.ranking()[0]
         if best.reached and self.goal.minimise == "time":
-            return best.score[1]
+            return _PATIENCE * best.score[1]
         return min(self.goal.seconds, float(best.run.result["simulated_seconds"]))
 
     def ranking(self) -> list[Trial]:
@@ -154,42 +183,52 @@ class Search:
         return 0.0 if trial.reached else -float(trial.run.recipe.settings["budget"].removesuffix("s"))
 
     def finals(self, seeds: int) -> list[PlannedRun]:
-        """The best candidates with several seeds, none of them that of the search: it chose those it was kind to."""
+        """The best candidates with several seeds, none of them one of the search: it chose those they were kind to.
+
+        Those that are behind after `seeds` of them drop out, the others go on with up to three times as many. A seed
+        that the minutes cut short counts for none of them.
+        """
         best = self.finalists()
         if not best:
             return []
         longest = max(float(trial.run.result["simulated_seconds"]) for trial in best)
         seconds = longest * (_SLACK if self.goal.until is not None else 1.0)
-        runs = [self.planned(t.candidate, seconds, 1 + seed, "finals") for seed in range(seeds) for t in best]
+        by_seed = [self._with_seed(best, seconds, seed) for seed in range(seeds)]
+        first, runs = by_seed[0], [run for own in by_seed for run in own]
         # The first seed of the winner always runs: without a run there is no answer.
-        self.run(runs, over=lambda: not self.left() and any(run.state == "done" for run in runs))
+        self.run(runs, over=lambda: not self.left() and any(run.state == "done" for run in first))
+        runs = [run for own in by_seed if own is first or _ended(own) for run in own if run.state in ("done", "failed")]
         self.tell(f"{len(best)} finalists with {seeds} seeds")
         for seed in range(seeds, _MORE_SEEDS * seeds):
-            tied = self.tied(runs)
-            if len(tied) < 2 or not self.left():
+            names = self.drop(runs)
+            if len(names) < 2 or not self.left():
                 break
-            more = [self.planned(t.candidate, seconds, 1 + seed, "finals") for t in best if t.candidate.name in tied]
+            more = self._with_seed([trial for trial in best if trial.candidate.name in names], seconds, seed)
             self.run(more, over=lambda: not self.left())
-            runs += more
-        return [run for run in runs if run.state in ("done", "failed")]
+            runs += more if _ended(more) else []
+        self.drop(runs)
+        return runs
 
-    def tied(self, runs: list[PlannedRun]) -> list[str]:
-        """The finalists that always reached the target, as far as the seeds do not tell them apart from the first."""
-        costs: dict[str, list[float]] = {}
-        for run in runs:
-            if run.state == "done" and self.goal.until is not None:
-                cost = (run.result["reached"] or {}).get(self.criterion.name, math.inf)
-                costs.setdefault(run.combination.name, []).append(float(cost))
-        spreads = {name: Spread.of(values) for name, values in costs.items() if math.isfinite(sum(values))}
-        first = min(spreads.values(), key=lambda spread: spread.mean, default=Spread.of([]))
-        return [name for name, spread in spreads.items() if not_apart(first, spread, MARGIN["time"])]
+    def drop(self, runs: list[PlannedRun]) -> list[str]:
+        """The finalists that go on; notes the order of all, those that drop out after those that went on."""
+        costs = costs_of(runs, self.criterion) if self.goal.until is not None else {}
+        out = self.standing[len(self.racing) :] if self.standing else []
+        costs = {name: own for name, own in costs.items() if name not in out}
+        names = remaining(costs)
+        order = preferred({name: costs[name] for name in names})
+        self.standing = order + [name for name in preferred(costs) if name not in names] + out
+        self.racing = order
+        return order
+
+    def _with_seed(self, trials: list[Trial], seconds: float, seed: int) -> list[PlannedRun]:
+        return [self.planned(trial.candidate, seconds, _SEARCH_SEEDS + seed, "finals") for trial in trials]
 
     def finalists(self) -> list[Trial]:
         """The best ones that differ in more than a learning rate, one of another sync among them if there is one."""
         found: dict[tuple[str, ...], Trial] = {}
         for trial in self.ranking():
             if trial.reached or self.goal.until is None:
-                found.setdefault(trial.candidate.structure, trial)
+                found.setdefault(trial.candidate.but_rate, trial)
         trials = list(found.values())
         other = [trial for trial in trials if trial.candidate.sync != trials[0].candidate.sync]
         near = [trial for trial in trials if trial not in other[:1]]
@@ -252,16 +291,5 @@ class Search:
         return Criterion(name, self.goal.until, self.goal.metric)
 
 
-def interval(values: list[float], error: float) -> tuple[float, float]:
-    """80 % of new runs lie within, if the logarithms are normal; `error` is added for what the simulation leaves out.
-
-    log v +- t s sqrt(1 + 1 / n), with Student's t for n - 1 degrees of freedom.
-    """
-    logs = [math.log(value) for value in values]
-    mean, n = sum(logs) / len(logs), len(logs)
-    if n < 2:
-        return math.exp(mean) / (1 + error), math.exp(mean) * (1 + error)
-    deviation = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1))
-    quantile = {1: 3.078, 2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476, 6: 1.440, 7: 1.415}.get(n - 1, 1.3)
-    width = quantile * deviation * math.sqrt(1 + 1 / n)
-    return math.exp(mean - width) / (1 + error), math.exp(mean + width) * (1 + error)
+def _ended(runs: list[PlannedRun]) -> bool:
+    return all(run.state in ("done", "failed") for run in runs)

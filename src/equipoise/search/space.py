@@ -64,6 +64,11 @@ class Candidate(NamedTuple):
         """What decides its time: everything but the learning rate, the batch and the order."""
         return tuple(str(self.table.get(axis)) for axis in ("sync", "topology", "period", "wire"))
 
+    @property
+    def but_rate(self) -> tuple[str, ...]:
+        """Everything but the learning rate."""
+        return (*self.structure, *(str(self.table.get(axis)) for axis in ("batch", "order", "partition")))
+
     def but(self, **changes: Any) -> Candidate:
         """This one with other entries; None removes one."""
         return Candidate({key: value for key, value in {**self.table, **changes}.items() if value is not None})

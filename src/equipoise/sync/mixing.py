@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..comm.ledger import Deferred
 from ..core.context import Context
 from ..core.errors import UserError
 from ..core.vector import ModelSize
+from ..topology.analysis import Key
 from ..topology.base import Topology
 from ..wire.base import pieces_of
 from ..wire.replicas import ReplicaChannel
@@ -347,18 +349,24 @@ def mixing_gap(topology: Topology, shares: list[float] | None = None) -> float:
     round cannot increase disagreement.
     """
     if shares:
-        root, rounds = np.sqrt(shares), topology.cycle or 64
-        product = np.eye(topology.size)
-        for round in range(rounds):
-            product = symmetrised(topology.matrix(round), shares) @ product
-        return 1.0 - float(np.linalg.norm(product - np.outer(root, root), 2) ** (1.0 / rounds))
+        return _weighted_gap(Key(topology.identity, topology), tuple(shares))
     if topology.cycle == 1:
         return topology.spectral_gap()
     rounds = topology.cycle or 64
     return 1.0 - float(topology.contraction(rounds) ** (1.0 / rounds))
 
 
-def symmetrised(matrix: npt.NDArray[np.float64], shares: list[float]) -> npt.NDArray[np.float64]:
+@lru_cache(maxsize=16)  # every virtual worker asks at every evaluation
+def _weighted_gap(key: Key, shares: tuple[float, ...]) -> float:
+    topology = key.topology
+    root, rounds = np.sqrt(shares), topology.cycle or 64
+    product = np.eye(topology.size)
+    for round in range(rounds):
+        product = symmetrised(topology.matrix(round), shares) @ product
+    return 1.0 - float(np.linalg.norm(product - np.outer(root, root), 2) ** (1.0 / rounds))
+
+
+def symmetrised(matrix: npt.NDArray[np.float64], shares: Sequence[float]) -> npt.NDArray[np.float64]:
     """P^(1/2) W P^(-1/2), where W is the weighted matrix made from the symmetric `matrix`."""
     pi = np.asarray(shares)
     flow = matrix * np.minimum.outer(pi, pi)  # pi_i W_ij
