@@ -1,7 +1,7 @@
 """DeTAG's experiments at a small scale: CIFAR-10 on a ring, sorted by label and X % shuffled; slack and larger rings.
 
     python detag_cifar10.py --data-dir DIR --check        # the simulator against the library, a minute
-    python detag_cifar10.py --data-dir DIR --part 0/2     # a half of the grid, a quarter of an hour of one core
+    python detag_cifar10.py --data-dir DIR --part 0/2     # a half of the grid, twenty minutes of one core
     python detag_cifar10.py --data-dir DIR --model mlp    # all of it with a perceptron, five minutes
     python detag_cifar10.py --table FILE --draw PICTURE   # what the parts have written, as docs/measured/detag.json
 
