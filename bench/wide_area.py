@@ -35,7 +35,7 @@ METHODS: dict[str, tuple[Callable[[], eq.sync.Sync], int]] = {
     "d-psgd, ring": (lambda: eq.sync.DPSGD(eq.topology.Ring()), 1),
     "d-psgd, one-peer": (lambda: eq.sync.DPSGD(eq.topology.OnePeer()), 1),
     "d-psgd, ring, period 8": (lambda: eq.sync.DPSGD(eq.topology.Ring()), 8),
-    "detag, hypercube": (lambda: eq.sync.DeTAG(eq.topology.Hypercube(lazy=True)), 1),
+    "detag, frozen, hypercube": (lambda: eq.sync.DeTAG(eq.topology.Hypercube(lazy=True), frozen=True), 1),
 }
 
 
