@@ -107,7 +107,7 @@ MOST = {
     "sync-periodic-average": 2,  # a round looks at the parameters before they are sent
     "wire-int8": 4,  # and at what is coded, the weights, and the sum
     "batch-norm-test": 4,
-    "order-pair-balance": 1,  # vectors stay there until the epoch ends
+    "order-pair-balance": 2,  # those of the all-reduce: vectors stay there until the epoch ends
     "order-pair-balance-exact": 6,  # the host checks the factors, chooses signs from products, and sorts by them
 }
 

@@ -47,7 +47,9 @@ def beyond(job: Job) -> str:
     if job.resume is None or under_torchrun():  # hosts may hold different checkpoints, and must agree first
         return ""
     manifest = read_manifest(job.resume)
-    step, epoch = manifest["step"], manifest["epoch"]  # the epoch that it is in, from 0
+    step, epoch = manifest.get("step"), manifest.get("epoch")  # the epoch that it is in, from 0
+    if not isinstance(step, int) or not isinstance(epoch, int):
+        return ""  # loading it says what is wrong with it
     for name, limit, past in (
         ("steps", job.length.steps, job.length.steps is not None and step > job.length.steps),
         ("epochs", job.length.epochs, job.length.epochs is not None and epoch >= job.length.epochs),
