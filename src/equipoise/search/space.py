@@ -129,7 +129,7 @@ def followed(candidate: Candidate, recipe: Recipe, cluster: Cluster) -> Candidat
 
 
 def neighbours(candidate: Candidate, recipe: Recipe, cluster: Cluster, notches: int = LR_STEP) -> Iterator[Candidate]:
-    """One choice changed: learning rate, period, wire, batch or order. What the user chose stays."""
+    """One choice changed: learning rate, period, wire, batch, partition or order. What the user chose stays."""
     table, fixed = candidate.table, {*recipe.choices, *recipe.settings}
     if "lr" not in fixed:
         yield from (candidate.but(lr=lr) for lr in rates(table["lr"], notches, -notches))
