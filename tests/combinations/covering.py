@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,9 @@ Choice = tuple[str, str]  # axis, name
 
 @cache
 def method(axis: str, name: str) -> Any:
-    return toy.make(axis, name, Path())
+    """What it declares: a file that it would read is gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        return toy.make(axis, name, Path(folder))
 
 
 def refusal(a: Choice, b: Choice) -> str:

@@ -14,8 +14,9 @@ from .flags import add_recipe_flags, recipe_of
 from .numbers import integer
 from .parser import Parser
 
-_EXAMPLES = """Searches sync, period, wire, topology, batch, order, partition and learning rate on virtual workers of the
-cluster file, and writes a recipe for the real ones. A choice that you give, such as --sync diloco or --lr 0.1, is kept.
+_EXAMPLES = """Searches sync, period, wire, topology, batch, order, partition and learning rate on virtual workers of
+the cluster file, and writes a recipe for the real ones. A choice that you give, such as --sync diloco or --lr 0.1, is
+kept.
 The same command with the same --out continues a search that was stopped.
 
 examples:
