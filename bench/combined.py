@@ -54,10 +54,10 @@ BLOCKS = {"partition": {"name": "submodular", "speeds": SPEEDS}}
 EVEN = BLOCKS | {"batch": {"name": "proportional", "mean": 16}}
 GROWING = {"batch": {"name": "norm-test", "start": 16, "most": 64}, "scaling": "linear"}
 BOTH = BLOCKS | {"batch": {"name": "norm-test", "start": 16, "most": 64, "speeds": SPEEDS}, "scaling": "linear"}
-SKETCHED = {"name": "cd-grab", "signal": "projection"}
-OWN = {"name": "id-grab"}
+TOGETHER, OWN = {"order": "cd-grab"}, {"order": "id-grab"}
 LGRAWA = {"sync": {"name": "lgrawa", "pull": 0.5}}
 AVERAGE = {"sync": "periodic-average"}
+CODED = {"wire": "int4"}
 
 
 class Choice(NamedTuple):
@@ -73,28 +73,34 @@ class Choice(NamedTuple):
 
 CHOICES = [
     Choice("all-reduce (baseline)", {"sync": "all-reduce"}),
-    Choice("CD-GraB, all-reduce", {"order": SKETCHED}),
+    Choice("CD-GraB, all-reduce", TOGETHER),
     Choice("DeTAG on a ring", {"sync": "detag"}),
     Choice("submodular blocks, all-reduce", EVEN),
     Choice("norm test, all-reduce", GROWING),
+    Choice("int4, all-reduce", CODED),
     Choice("Local SGD", AVERAGE, local=True),
-    Choice("Local SGD with norm test", AVERAGE | GROWING, local=True),
     Choice("LGRAWA", LGRAWA, local=True),
-    Choice("blocks, ID-GraB, averaged (no norm test)", EVEN | AVERAGE | {"order": OWN}, local=True, combined=True),
-    Choice("all, CD-GraB, averaged", BOTH | AVERAGE | {"order": SKETCHED}, local=True, combined=True),
-    Choice("all, ID-GraB, averaged", BOTH | AVERAGE | {"order": OWN}, local=True, combined=True),
-    Choice("all, ID-GraB, LGRAWA", BOTH | LGRAWA | {"order": OWN}, local=True, combined=True),
+    Choice("Local SGD, norm test", AVERAGE | GROWING, local=True, combined=True),
+    Choice("Local SGD, int4", AVERAGE | CODED, local=True, combined=True),
+    Choice("blocks, averaged", EVEN | AVERAGE, local=True, combined=True),
+    Choice("blocks, averaged, int4", EVEN | AVERAGE | CODED, local=True, combined=True),
+    Choice("blocks, CD-GraB, averaged, int4", EVEN | AVERAGE | CODED | TOGETHER, local=True, combined=True),
+    Choice("blocks, ID-GraB, averaged, int4", EVEN | AVERAGE | CODED | OWN, local=True, combined=True),
+    Choice("blocks, ID-GraB, LGRAWA, int4", EVEN | LGRAWA | CODED | OWN, local=True, combined=True),
+    Choice("blocks, norm test, ID-GraB, LGRAWA", BOTH | LGRAWA | OWN, local=True, combined=True),
 ]
 
 
 def without(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The combination with one piece taken out."""
-    return {
-        "its order": table | {"order": "reshuffle"},
-        "its norm test (fixed batches by speed)": table | EVEN | {"scaling": "none"},
-        "blocks by speed (equal ones, equal batches)": table | GROWING | {"partition": "iid"},
-        "local steps (all-reduce at every step)": table | {"sync": "all-reduce", "period": 1},
+    pieces = {
+        "its order": ("order", {"order": "reshuffle"}),
+        "its wire": ("wire", {"wire": "float32"}),
+        "its norm test (fixed batches by speed)": ("scaling", EVEN | {"scaling": "none"}),
+        "blocks and batches by speed": ("partition", {"partition": "iid", "batch": 16, "scaling": "none"}),
+        "local steps (all-reduce at every step)": ("period", {"sync": "all-reduce", "period": 1}),
     }
+    return {name: table | changed for name, (axis, changed) in pieces.items() if axis in table}
 
 
 def one(task: tuple[dict[str, Any], int, argparse.Namespace]) -> dict[str, Any]:
