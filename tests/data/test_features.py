@@ -91,7 +91,7 @@ def test_features_that_do_not_fit_are_refused() -> None:
             feature_array(view, Given(rows))
     for bad in (np.nan, np.inf):
         rows = X.copy()
-        rows[17, 3] = bad
+        rows[17, 3], rows[18, 3] = bad, -bad
         with pytest.raises(DataError, match="example 17 holds NaN or infinity"):
             feature_array(view, Given(rows))
     with pytest.raises(UserError, match="give numbers"):
