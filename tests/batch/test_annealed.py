@@ -197,10 +197,12 @@ def test_the_decay_that_is_said_is_the_one_that_counts() -> None:
     for name, decay in decays.items():
         rule = eq.batch.Annealed(start=100, rounds=0.25, decay=name)
         for forecast in (Forecast(1000.0), Forecast(1000.0, lambda t: 1 - t**2)):
-            constants = [size * math.sqrt(decay(t)) for size, t in zip(sizes_over(rule, forecast, parts), parts)]
+            constants = [
+                size * math.sqrt(decay(t)) for size, t in zip(sizes_over(rule, forecast, parts), parts, strict=True)
+            ]
             assert constants == pytest.approx([constants[0]] * 4, rel=0.01), name
     by_schedule = sizes_over(eq.batch.Annealed(start=100, rounds=0.25), Forecast(1000.0, lambda t: 1 - t**2), parts)
-    constants = [size * math.sqrt(1 - t**2) for size, t in zip(by_schedule, parts)]
+    constants = [size * math.sqrt(1 - t**2) for size, t in zip(by_schedule, parts, strict=True)]
     assert constants == pytest.approx([constants[0]] * 4, rel=0.01)
 
 

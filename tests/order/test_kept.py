@@ -135,17 +135,19 @@ def test_a_group_has_the_mean_of_its_members(signal: str) -> None:
 
 def test_groups_are_learned_anew_in_each_epoch() -> None:
     """Nothing of the epoch before is left in their means; a short group gets no vector, and no place in the order."""
-    first, second = sphere(18, 4), sphere(18, 4, seed=1)
-    order = bound(PairBalance(signal="projection", group=4, every=1, sweeps=2), 18)
+    first, second = sphere(30, 4), sphere(30, 4, seed=1)
+    order = bound(PairBalance(signal="projection", group=4, every=1, sweeps=4), 30)
     visit(order, first, 0, 4)
     visit(order, second, 1, 2)
     members, sequence = order.builder.units.members, order.builder.units.sequence
-    assert order.builder.steps[sequence].tolist() == [2, 4, 6, 8, 9], "a group is complete with its last member"
+    assert order.builder.steps[sequence].tolist() == [2, 4, 6, 8, 10, 12, 14, 15], (
+        "a group is complete with its last member"
+    )
     means = torch.stack([second[torch.from_numpy(group)].mean(0) for group in members])
     torch.testing.assert_close(order.builder.rows, means)
-    kept = Kept(means[torch.tensor(sequence[:4])], np.arange(4))
-    expected = np.array(sequence)[balance_kept([kept], (1.0, -1.0), 2, greedy).orders[0][0]]
-    assert order.epoch(2).tolist() == [*np.concatenate([members[unit] for unit in expected]), *members[4]]
+    kept = Kept(means[torch.tensor(sequence[:7])], np.arange(7))
+    expected = np.array(sequence)[balance_kept([kept], (1.0, -1.0), 4, greedy).orders[0][0]]
+    assert order.epoch(2).tolist() == [*np.concatenate([members[unit] for unit in expected]), *members[7]]
 
 
 def test_herding_is_relative_to_a_random_order() -> None:
