@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -227,6 +228,26 @@ def test_a_checkpoint_of_a_streamed_order_names_its_option() -> None:
     streamed, kept = bound(PairBalance(sweeps=1), 12), bound(PairBalance(), 12)
     with pytest.raises(UserError, match="--order.sweeps 1"):
         kept.load_state_dict(streamed.state_dict())
+
+
+def test_what_was_learned_survives_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """In the middle of a learned epoch: the sketches, the orders to come, and what was said of the last one."""
+    vectors = sphere(24, 40)
+    order, other = (bound(PairBalance(signal="projection", every=3, sweeps=4), 24) for _ in range(2))
+    for epoch in range(3):
+        visit(order, vectors, epoch, 4)
+    positions = visit(order, vectors, 3, 4, upto=12)
+    other.load_state_dict(copy.deepcopy(order.state_dict()))
+    assert other.herding == order.herding > 0
+    assert other.builder.dimension == order.builder.dimension
+    ends = []
+    for each in (order, other):
+        for start in range(12, 24, 4):
+            part = positions[start : start + 4]
+            each.observe(part, Rows(vectors[torch.from_numpy(part)], [1] * 4))
+        ends.append([each.builder.step, *each.builder.steps, *each.epoch(4), *each.epoch(5), *each.epoch(6)])
+    assert ends[0] == ends[1]
+    assert len([r for r in caplog.records if "nothing to gain" in r.message]) == 1
 
 
 def test_options_that_need_signs_at_once_are_refused() -> None:

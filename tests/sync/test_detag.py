@@ -256,7 +256,7 @@ def test_messages_on_their_way_are_dropped_by_a_restart() -> None:
 def test_options_that_frozen_phases_cannot_follow_are_refused() -> None:
     """The rounds that are given are taken, whatever the heterogeneity; a phase has a round at every step."""
     for options in ({"rounds": 3, "frozen": True}, {}):
-        with pytest.raises(UserError, match="where rounds is left out"):
+        with pytest.raises(UserError, match="leave rounds out"):
             DeTAG(heterogeneity=20.0, **options)
     with pytest.raises(UserError, match="communicates at every step"):
         solve(Problem.make(4), DeTAG(frozen=True), steps=1, lr=0.1, period=2)
