@@ -233,6 +233,9 @@ def test_choices_are_compared_seed_by_seed() -> None:
     assert not behind(slower, first)
     assert not behind(first, {seed: 1.04 * cost for seed, cost in first.items()}), "below the margin"
     assert not behind(first, {1: 1.5, 2: 1.6, 3: 1.9}), "faster with one seed"
+    wide = {seed: 1.05 if seed % 2 else 1.25 for seed in range(9)}
+    assert behind(dict.fromkeys(range(9), 1.0), wide), "nine seeds tell what three would not"
+    assert not behind(dict.fromkeys(range(2), 1.0), {0: 1.25, 1: 1.0}), "two standard errors"
     assert behind(first, {**slower, 3: math.inf})
     assert remaining({"a": slower, "b": first, "c": {**first, 2: math.inf}}) == ["b"]
     assert not remaining({"a": {1: math.inf}})

@@ -248,10 +248,10 @@ def test_one_penalised_layer_makes_all_gradients_suspect(monkeypatch: pytest.Mon
     """Views after the first one look at one layer each: what was found once must not be forgotten."""
     monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
     torch.manual_seed(3)
-    model, inputs = nn.Sequential(nn.Linear(60, 50), nn.Tanh(), nn.Linear(50, 3)), torch.randn(64, 60)
+    model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
     signal = fresh()
     for _ in range(4):
         model.zero_grad()
-        with signal.watching(model, 64):
+        with signal.watching(model, 6):
             (models.loss(model(inputs)) + 0.5 * model[2].weight.pow(2).sum()).backward()
         assert not signal.view().summed
