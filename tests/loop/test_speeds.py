@@ -122,3 +122,17 @@ def test_a_timing_lasts_as_long_as_it_should(monkeypatch: pytest.MonkeyPatch) ->
     clock["steps"] = 0.0
     (rate,) = repeated_rates(step, 10.0, timing=Timing(warmup=0, steps=1, repetitions=1, seconds=5.0))
     assert rate.median == pytest.approx(10 / 2), "1, 2 and 3 seconds: two steps are too short"
+
+
+def test_a_machine_three_times_slower_sleeps_twice_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is what the process was busy for, at most the time that passed."""
+    clock, slept = SimpleNamespace(passed=0.0, busy=0.0), []
+    fake = SimpleNamespace(perf_counter=lambda: clock.passed, process_time=lambda: clock.busy, sleep=slept.append)
+    monkeypatch.setattr(speeds_module, "time", fake)
+    for passed, busy in ((5.0, 2.0), (1.0, 2.0)):  # others keep the processor busy; two threads
+        clock.passed = clock.busy = 0.0
+        work = Work()
+        clock.passed, clock.busy = passed, busy
+        work.slow_down(3.0)
+        work.slow_down(1.0)
+    assert slept == [4.0, 2.0]

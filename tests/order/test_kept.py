@@ -15,7 +15,7 @@ import equipoise as eq
 from equipoise.core.errors import UserError
 from equipoise.order import CDGraB, GraB, IDGraB, PairBalance
 from equipoise.order.prefix_norm import random_prefix
-from equipoise.order.sweeps import Kept, balance_kept
+from equipoise.order.sweeps import Kept, _in_sequence, balance_kept
 from equipoise.signal import Rows
 
 from .drive import bound, largest_prefix, parallel_floor, sphere, visit
@@ -173,6 +173,24 @@ def test_prefixes_end_where_steps_end() -> None:
     largest = float(sums.cumsum(0).norm(dim=1).max())
     variance = float(torch.cat([own.rows - mean for own in kept]).square().sum()) / 20
     assert balanced.herding == pytest.approx(largest / random_prefix(20.0, variance, balanced.dimension))
+
+
+def test_terms_are_signed_when_they_are_complete() -> None:
+    """Batches of three and of two: a pair over two steps belongs to the second of them. An odd unit has no term."""
+    workers = [Kept(sphere(7, 2), np.array([1, 1, 1, 2, 2, 2, 3])), Kept(sphere(6, 2), np.array([1, 1, 2, 2, 3, 3]))]
+    terms, sequence = _in_sequence(workers, 2)
+    assert terms[sequence].tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+    order = balance_kept(workers[:1], (1.0, -1.0), 1, greedy).orders[0][0].tolist()
+    assert order[3] == 6, "it goes to the middle"
+
+
+def test_blocks_of_terms_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [Kept(sphere(64, 6, seed=w), np.arange(64)) for w in range(2)]
+    whole = balance_kept(kept, (1.0, -1.0), 3, greedy)
+    monkeypatch.setattr("equipoise.order.sweeps._BLOCK", 3)
+    parts = balance_kept(kept, (1.0, -1.0), 3, greedy)
+    for one, two in zip(whole.orders, parts.orders, strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def test_every_sweep_has_its_own_rule() -> None:
