@@ -8,11 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import equipoise as eq
+from equipoise.comm.current import current_comm
 from equipoise.core.errors import UserError
 from equipoise.loop import speeds as speeds_module
-from equipoise.loop.speeds import Timing, Work, balanced_rates, repeated_rates, settled_rates
+from equipoise.loop.speeds import Timing, Work, balanced_rates, repeated_job_rates, repeated_rates, settled_rates
+
+from .faults import job
 
 
 def test_slower_steps_are_slower() -> None:
@@ -136,3 +140,11 @@ def test_a_machine_three_times_slower_sleeps_twice_its_work(monkeypatch: pytest.
         work.slow_down(3.0)
         work.slow_down(1.0)
     assert slept == [4.0, 2.0]
+
+
+def test_measuring_draws_nothing_of_the_training() -> None:
+    """The step that is timed has a model of its own, whose parameters are drawn."""
+    before = torch.get_rng_state()
+    (rate,) = repeated_job_rates(job(eq.sync.AllReduce(), "stop"), current_comm(), Timing(0, 1, 1))
+    assert rate.median > 0
+    assert torch.equal(torch.get_rng_state(), before)
