@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
 from equipoise.comm.base import Comm
+from equipoise.comm.current import current_comm
+from equipoise.core.context import Context, Forecast, WorkerInfo
 from equipoise.core.errors import UserError
 from equipoise.core.random import seed_worker
 from equipoise.loop.lr_schedule import LRSchedule
@@ -172,3 +174,41 @@ def test_what_makes_no_sense_is_refused() -> None:
     both = lambda o: LRSchedule(o, "cosine", 0.0, "linear")  # noqa: E731
     with pytest.raises(UserError, match="set one of them to none"):
         train(eq.batch.Annealed(start=8), scheduler=both)
+
+
+def sizes_over(rule: eq.batch.Annealed, forecast: Forecast | None, parts: list[float]) -> list[int]:
+    """b at parts of a run over 1,000 examples on one worker."""
+    context = Context(current_comm(), worker=WorkerInfo(examples=1000, total_examples=1000), forecast=forecast)
+    method, found = rule.bind(context), []
+    for part in parts:
+        context.clock.consumed = round(1000 * part)
+        found.append(method.sizes()[0])
+    return found
+
+
+def test_the_decay_that_is_said_is_the_one_that_counts() -> None:
+    """b sqrt(d) is constant for the decay of the option, which goes before that of the schedule."""
+    decays = {
+        "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
+        "linear": lambda t: 1 - t,
+        "constant": lambda t: 1.0,
+    }
+    parts = [0.0, 0.25, 0.5, 0.75]
+    for name, decay in decays.items():
+        rule = eq.batch.Annealed(start=100, rounds=0.25, decay=name)
+        for forecast in (Forecast(1000.0), Forecast(1000.0, lambda t: 1 - t**2)):
+            constants = [
+                size * math.sqrt(decay(t)) for size, t in zip(sizes_over(rule, forecast, parts), parts, strict=True)
+            ]
+            assert constants == pytest.approx([constants[0]] * 4, rel=0.01), name
+    by_schedule = sizes_over(eq.batch.Annealed(start=100, rounds=0.25), Forecast(1000.0, lambda t: 1 - t**2), parts)
+    constants = [size * math.sqrt(1 - t**2) for size, t in zip(by_schedule, parts, strict=True)]
+    assert constants == pytest.approx([constants[0]] * 4, rel=0.01)
+
+
+def test_sizes_stay_within_their_bounds() -> None:
+    """From start to five times the average batch, where they stay after the end that was foreseen."""
+    assert sizes_over(eq.batch.Annealed(start=10, rounds=0.5), Forecast(1000.0), [1.0, 1.3, 2.0]) == [100, 100, 100]
+    assert sizes_over(eq.batch.Annealed(start=10, rounds=0.5, epochs=2), None, [2.0]) == [100]
+    small = sizes_over(eq.batch.Annealed(start=10, rounds=0.95, decay="linear"), Forecast(1000.0), [0.0, 0.1])
+    assert small == [10, 10]

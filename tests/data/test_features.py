@@ -11,7 +11,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.errors import DataError, UserError
-from equipoise.data.features import feature_array
+from equipoise.data.features import Given, feature_array
 from equipoise.data.source import Source
 from equipoise.data.view import DatasetView
 
@@ -82,3 +82,25 @@ def test_given_features_decide_and_name_themselves() -> None:
     assert method == eq.partition.Submodular(speeds=[1, 1], features=X.copy())
     assert method != eq.partition.Submodular(speeds=[1, 1], features=X + 1)
     assert repr(method) != repr(eq.partition.Submodular(speeds=[1, 1], features=X + 1))
+
+
+def test_features_that_do_not_fit_are_refused() -> None:
+    view = Source((torch.from_numpy(X), torch.zeros(60, dtype=torch.int64))).view()
+    for rows in (X[:59], np.concatenate([X, X[:1]])):
+        with pytest.raises(UserError, match=f"{len(rows)} rows for 60 examples"):
+            feature_array(view, Given(rows))
+    for bad in (np.nan, np.inf):
+        rows = X.copy()
+        rows[17, 3], rows[18, 3] = bad, -bad
+        with pytest.raises(DataError, match="example 17 holds NaN or infinity"):
+            feature_array(view, Given(rows))
+    with pytest.raises(UserError, match="give numbers"):
+        feature_array(view, Given(np.array(["a"] * 60)))
+    huge = np.full((60, 5), 1e308)
+    assert (feature_array(view, Given(huge)) == huge).all(), "finite, though their sum is not"
+
+
+def test_features_of_a_model_that_was_in_eval_mode() -> None:
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)).double().eval()
+    eq.features.penultimate(model)(Source((torch.from_numpy(X), torch.zeros(60))).view())
+    assert not model.training

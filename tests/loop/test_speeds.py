@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import equipoise as eq
+from equipoise.comm.current import current_comm
 from equipoise.core.errors import UserError
-from equipoise.loop.speeds import Work, balanced_rates
+from equipoise.loop import speeds as speeds_module
+from equipoise.loop.speeds import Timing, Work, balanced_rates, repeated_job_rates, repeated_rates, settled_rates
+
+from .faults import job
 
 
 def test_slower_steps_are_slower() -> None:
@@ -83,3 +89,63 @@ def test_batches_of_equal_time_where_a_step_has_a_fixed_cost() -> None:
     assert plain == pytest.approx([1000 / s for s in slow]), "without a fixed cost: the rates as measured"
     noise = balanced_rates(64, 16, [0.01, 0.02], [0.011, 0.02])
     assert all(0 < rate < math.inf for rate in noise), "a small batch that took longer than a large one"
+
+
+def test_each_worker_is_measured_at_the_batch_that_it_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where batches follow the rates; twice, since the first steps of a process are slower."""
+    slow, warm = [4.0, 1.0], iter([3.0, 1.0, 1.0])
+
+    def rates(job: Any, comm: Any, batch: int | None = None) -> list[float]:
+        size = 64 if batch is None else batch
+        factor = next(warm)
+        return [size / (0.001 * s * (18 + size) * factor) for s in slow]
+
+    monkeypatch.setattr(speeds_module, "job_rates", rates)
+    real: Any = SimpleNamespace(virtual=False)
+    found = settled_rates(SimpleNamespace(batch=eq.batch.Proportional(64)), real)  # type: ignore[arg-type]
+    total = (128 + 2 * 18) / sum(1 / s for s in slow)  # s (18 + b) = T, sum b = 128
+    assert found == pytest.approx([(total / s - 18) / (0.001 * total) for s in slow])
+    for batch, comm in ((eq.batch.Fixed(64), real), (eq.batch.Proportional(64), SimpleNamespace(virtual=True))):
+        warm = iter([1.0])
+        alike = settled_rates(SimpleNamespace(batch=batch), comm)  # type: ignore[arg-type]
+        assert alike == pytest.approx([64 / (0.082 * s) for s in slow]), "all at the same batch"
+
+
+def test_a_timing_lasts_as_long_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test, which a step advances by 1, 2, ... seconds: the median of the timings counts."""
+    clock = {"now": 0.0, "steps": 0.0}
+
+    def step() -> None:
+        clock["steps"] += 1
+        clock["now"] += clock["steps"]
+
+    monkeypatch.setattr(speeds_module, "time", SimpleNamespace(perf_counter=lambda: clock["now"]))
+    (rate,) = repeated_rates(step, 10.0, timing=Timing(warmup=1, steps=2, repetitions=3))
+    assert rate.median == pytest.approx(10 / 4.5)  # 2 and 3 seconds, 4 and 5, 6 and 7
+    assert rate.spread == pytest.approx((5.5 - 3.5) / 4.5)
+    clock["steps"] = 0.0
+    (rate,) = repeated_rates(step, 10.0, timing=Timing(warmup=0, steps=1, repetitions=1, seconds=5.0))
+    assert rate.median == pytest.approx(10 / 2), "1, 2 and 3 seconds: two steps are too short"
+
+
+def test_a_machine_three_times_slower_sleeps_twice_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is what the process was busy for, at most the time that passed."""
+    clock, slept = SimpleNamespace(passed=0.0, busy=0.0), []
+    fake = SimpleNamespace(perf_counter=lambda: clock.passed, process_time=lambda: clock.busy, sleep=slept.append)
+    monkeypatch.setattr(speeds_module, "time", fake)
+    for passed, busy in ((5.0, 2.0), (1.0, 2.0)):  # others keep the processor busy; two threads
+        clock.passed = clock.busy = 0.0
+        work = Work()
+        clock.passed, clock.busy = passed, busy
+        work.slow_down(3.0)
+        work.slow_down(1.0)
+    assert slept == [4.0, 2.0]
+
+
+def test_measuring_draws_nothing_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that is timed has a model of its own, whose parameters are drawn."""
+    comm, before = current_comm(), torch.get_rng_state()
+    monkeypatch.setattr(type(comm), "virtual", False)
+    (rate,) = repeated_job_rates(job(eq.sync.AllReduce(), "stop"), comm, Timing(0, 1, 1))
+    assert rate.median > 0
+    assert torch.equal(torch.get_rng_state(), before)

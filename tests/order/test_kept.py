@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.errors import UserError
 from equipoise.order import CDGraB, GraB, IDGraB, PairBalance
-from equipoise.order.sweeps import Kept, balance_kept
+from equipoise.order.prefix_norm import random_prefix
+from equipoise.order.sweeps import Kept, _in_sequence, balance_kept
 from equipoise.signal import Rows
 
 from .drive import bound, largest_prefix, parallel_floor, sphere, visit
@@ -132,6 +134,23 @@ def test_a_group_has_the_mean_of_its_members(signal: str) -> None:
     torch.testing.assert_close(order.builder.rows, means)
 
 
+def test_groups_are_learned_anew_in_each_epoch() -> None:
+    """Nothing of the epoch before is left in their means; a short group gets no vector, and no place in the order."""
+    first, second = sphere(30, 4), sphere(30, 4, seed=1)
+    order = bound(PairBalance(signal="projection", group=4, every=1, sweeps=4), 30)
+    visit(order, first, 0, 4)
+    visit(order, second, 1, 2)
+    members, sequence = order.builder.units.members, order.builder.units.sequence
+    assert order.builder.steps[sequence].tolist() == [2, 4, 6, 8, 10, 12, 14, 15], (
+        "a group is complete with its last member"
+    )
+    means = torch.stack([second[torch.from_numpy(group)].mean(0) for group in members])
+    torch.testing.assert_close(order.builder.rows, means)
+    kept = Kept(means[torch.tensor(sequence[:7])], np.arange(7))
+    expected = np.array(sequence)[balance_kept([kept], (1.0, -1.0), 4, greedy).orders[0][0]]
+    assert order.epoch(2).tolist() == [*np.concatenate([members[unit] for unit in expected]), *members[7]]
+
+
 def test_herding_is_relative_to_a_random_order() -> None:
     """The value of the learned order, by the definition, over the expectation for a random one of these vectors."""
     vectors = sphere(1024, 16)
@@ -142,6 +161,54 @@ def test_herding_is_relative_to_a_random_order() -> None:
     random = np.mean([largest_prefix(vectors[torch.randperm(1024, generator=draw)]) for _ in range(60)])
     assert order.herding == pytest.approx(reached / random, rel=0.15)
     assert order.builder.dimension == pytest.approx(16, rel=0.1)
+
+
+def test_prefixes_end_where_steps_end() -> None:
+    """Of all workers together: in step k each of them takes its k-th batch, whatever its size."""
+    kept = [Kept(sphere(12, 3, seed=0), np.arange(12) // 3), Kept(sphere(8, 3, seed=1), np.arange(8) // 2)]
+    balanced = balance_kept(kept, (1.0, -1.0), 1, greedy)
+    mean = torch.cat([own.rows for own in kept]).mean(0)
+    steps = [own.rows[torch.from_numpy(order[0])] - mean for own, order in zip(kept, balanced.orders, strict=True)]
+    sums = sum(rows.reshape(4, -1, 3).sum(1) for rows in steps)
+    largest = float(sums.cumsum(0).norm(dim=1).max())
+    variance = float(torch.cat([own.rows - mean for own in kept]).square().sum()) / 20
+    assert balanced.herding == pytest.approx(largest / random_prefix(20.0, variance, balanced.dimension))
+
+
+def test_terms_are_signed_when_they_are_complete() -> None:
+    """Batches of three and of two: a pair over two steps belongs to the second of them. An odd unit has no term."""
+    workers = [Kept(sphere(7, 2), np.array([1, 1, 1, 2, 2, 2, 3])), Kept(sphere(6, 2), np.array([1, 1, 2, 2, 3, 3]))]
+    terms, sequence = _in_sequence(workers, 2)
+    assert terms[sequence].tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+    order = balance_kept(workers[:1], (1.0, -1.0), 1, greedy).orders[0][0].tolist()
+    assert order[3] == 6, "it goes to the middle"
+
+
+def test_blocks_of_terms_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [Kept(sphere(64, 6, seed=w), np.arange(64)) for w in range(2)]
+    whole = balance_kept(kept, (1.0, -1.0), 3, greedy)
+    monkeypatch.setattr("equipoise.order.sweeps._BLOCK", 3)
+    parts = balance_kept(kept, (1.0, -1.0), 3, greedy)
+    for one, two in zip(whole.orders, parts.orders, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_every_sweep_has_its_own_rule() -> None:
+    """Rules that draw or count epochs go on from sweep to sweep, and from there to the epochs in between."""
+    numbers: list[int] = []
+
+    def rule(sweep: int) -> Any:
+        numbers.append(sweep)
+        return greedy(sweep)
+
+    balance_kept([Kept(sphere(64, 24), np.arange(64))], (1.0, -1.0), 2, rule, 4)
+    assert numbers == [0, 1, 2, 3, 4]
+    builder = bound(PairBalance(signal="projection", sign="walk"), 12).builder
+    draws = [[builder._rule(sweep)(0.0, 1.0) for _ in range(40)] for sweep in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    builder.rule = lambda product, square, memory, draw: int(1000 * memory["epochs"] + memory["terms"])
+    builder.number = 5
+    assert builder._rule(2)(0.0, 1.0) == 8006  # epoch 6 of those learned, two sweeps on; six pairs
 
 
 def test_each_worker_sends_its_sketches_once() -> None:
@@ -165,12 +232,40 @@ def test_more_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="--order.sweeps 1"):
         visit(order, sphere(40, 5), 0, 4)
 
+    def loop(comm: Any) -> None:
+        """Rank 0 has the sketches of all: 3 times 8 times 5 numbers."""
+        with pytest.raises(UserError, match="120 numbers"):
+            visit(bound(CDGraB(sweeps=2), 8, comm), sphere(8, 5), 0, 4)
+        visit(bound(IDGraB(sweeps=2), 8, comm), sphere(8, 5), 0, 4)
+
+    eq.spawn(loop, 3, virtual=True)
+
 
 def test_a_checkpoint_of_a_streamed_order_names_its_option() -> None:
     """What was the default has another state."""
     streamed, kept = bound(PairBalance(sweeps=1), 12), bound(PairBalance(), 12)
     with pytest.raises(UserError, match="--order.sweeps 1"):
         kept.load_state_dict(streamed.state_dict())
+
+
+def test_what_was_learned_survives_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """In the middle of a learned epoch: the sketches, the orders to come, and what was said of the last one."""
+    vectors = sphere(24, 40)
+    order, other = (bound(PairBalance(signal="projection", every=3, sweeps=4), 24) for _ in range(2))
+    for epoch in range(3):
+        visit(order, vectors, epoch, 4)
+    positions = visit(order, vectors, 3, 4, upto=12)
+    other.load_state_dict(copy.deepcopy(order.state_dict()))
+    assert other.herding == order.herding > 0
+    assert other.builder.dimension == order.builder.dimension
+    ends = []
+    for each in (order, other):
+        for start in range(12, 24, 4):
+            part = positions[start : start + 4]
+            each.observe(part, Rows(vectors[torch.from_numpy(part)], [1] * 4))
+        ends.append([each.builder.step, *each.builder.steps, *each.epoch(4), *each.epoch(5), *each.epoch(6)])
+    assert ends[0] == ends[1]
+    assert len([r for r in caplog.records if "nothing to gain" in r.message]) == 1
 
 
 def test_options_that_need_signs_at_once_are_refused() -> None:

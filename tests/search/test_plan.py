@@ -18,7 +18,7 @@ from equipoise.core.errors import UserError
 from equipoise.search.answer import BYTES, SECONDS, in_order, in_units
 from equipoise.search.finals import behind, interval, preferred, remaining
 from equipoise.search.goal import Goal
-from equipoise.search.halving import Search
+from equipoise.search.halving import Search, Trial
 from equipoise.search.retime import Variant, sentences, variants
 from equipoise.search.space import LR_STEP, Candidate, followed, neighbours, pilots, rates, starts, usable
 from equipoise.simulate.cluster import Cluster, Link
@@ -128,6 +128,29 @@ def test_runs_end_when_they_cannot_win_any_more(tmp_path: Path) -> None:
     assert search.rungs[-1].what.startswith("neighbours")
 
 
+def test_syncs_survive_the_first_rung_only(tmp_path: Path) -> None:
+    """The better half of all, and the best one of every sync; from then on the better half of those."""
+    search = MadeUp(tmp_path, {"all-reduce": 1e4, "lgrawa": 1e4, "diloco": 1e4, "d-psgd": 1e5})
+    search.recipe = search.recipe.merged({"order": "reshuffle"})
+    candidates = starts(search.recipe, UNEQUAL)
+    search.halve(candidates, 1.0, 4.0)
+    assert [rung.seconds for rung in search.rungs] == [1.0, 2.0, 4.0][: len(search.rungs)]
+    first, second, *_ = [[trial.candidate for trial in rung.trials] for rung in search.rungs]
+    half = max(4, -(-len(first) // 2))
+    assert {c.name for c in first[:half]} <= {c.name for c in second}
+    assert {c.sync for c in second} == {c.sync for c in first}
+    assert len(second) < len(first)
+
+
+def test_runs_that_went_on_come_before_those_that_were_cut(tmp_path: Path) -> None:
+    search = MadeUp(tmp_path, {})
+    names = ("cut", "long", "reached")
+    table = starts(search.recipe, UNEQUAL)[0]
+    for name, seconds, score in zip(names, (1.0, 4.0, 2.0), ((1.0, -0.8), (1.0, -0.5), (0.0, 9.0)), strict=True):
+        search.best[name] = Trial(table, search.planned(table, seconds, 0, name), score)
+    assert [trial.score for trial in search.ranking()] == [(0.0, 9.0), (1.0, -0.5), (1.0, -0.8)]
+
+
 def test_luck_with_one_seed_does_not_lead_the_walk(tmp_path: Path) -> None:
     """DiLoCo takes half of its time with the first seed, and is slower than averages in the mean of two."""
     search = MadeUp(tmp_path, {"diloco": 1.5, "lgrawa": 9.0, "all-reduce": 9.0, "d-psgd": 9.0, "edm": 9.0})
@@ -210,6 +233,9 @@ def test_choices_are_compared_seed_by_seed() -> None:
     assert not behind(slower, first)
     assert not behind(first, {seed: 1.04 * cost for seed, cost in first.items()}), "below the margin"
     assert not behind(first, {1: 1.5, 2: 1.6, 3: 1.9}), "faster with one seed"
+    wide = {seed: 1.05 if seed % 2 else 1.25 for seed in range(9)}
+    assert behind(dict.fromkeys(range(9), 1.0), wide), "nine seeds tell what three would not"
+    assert not behind(dict.fromkeys(range(2), 1.0), {0: 1.25, 1: 1.0}), "two standard errors"
     assert behind(first, {**slower, 3: math.inf})
     assert remaining({"a": slower, "b": first, "c": {**first, 2: math.inf}}) == ["b"]
     assert not remaining({"a": {1: math.inf}})
@@ -240,6 +266,11 @@ def test_four_of_five_new_runs_lie_in_the_interval(seeds: int) -> None:
     assert abs(share - 0.8) < 0.036
 
 
+def test_what_the_simulation_leaves_out_widens_the_interval() -> None:
+    assert interval([2.0], 0.1) == pytest.approx((2.0 / 1.1, 2.2))
+    assert interval([2.0, 2.0, 2.0], 0.1) == pytest.approx((2.0 / 1.1, 2.2))
+
+
 def test_goals() -> None:
     assert Goal.of(None, "2 GB", "time", None, 4).bytes == 2e9
     assert Goal.of(None, "10 min", "time", None, 4).seconds == 600
@@ -267,6 +298,20 @@ def test_other_clusters_and_what_they_change() -> None:
     assert not variants(Cluster([1.0, 1.0]))
     texts = sentences([Variant("with links of 1 Gbit", [("a", 1.0), ("b", 2.0)]), Variant("later", [("b", 1.0)])], "b")
     assert texts == ["With links of 1 Gbit a wins: 1 s against 2 s.", "It also wins later."]
+    near = [Variant("here", [("a", 1.0), ("b", 1.09)]), Variant("there", [("a", 1.0), ("b", 1.2)])]
+    assert sentences(near, "b") == ["There a wins: 1 s against 1.2 s.", "It also wins here."], "a tenth tells nothing"
+
+
+def test_all_links_change_together() -> None:
+    """Those of pairs and of sites too, also where only they are limited."""
+    links = {"between": {(0, 1): Link(1e7)}, "across": {("a", "b"): Link(1e6, 1e-2)}}
+    cluster = Cluster([1.0] * 3, sites=["a", "a", "b"], **links)
+    assert [words for words, _ in variants(cluster)] == ["with links ten times as fast", "with links ten times as slow"]
+    for (_, changed), factor in zip(variants(cluster), (10.0, 0.1), strict=True):
+        assert changed.between[0, 1].bandwidth == pytest.approx(factor * 1e7)
+        assert changed.across["a", "b"].bandwidth == pytest.approx(factor * 1e6)
+        assert changed.across["a", "b"].latency == 1e-2
+        assert math.isinf(changed.link.bandwidth)
 
 
 @pytest.mark.parametrize(

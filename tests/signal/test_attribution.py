@@ -242,3 +242,16 @@ def test_a_penalty_in_the_loss_belongs_to_no_example(
                 torch.testing.assert_close(view.vector(torch.ones(6).double()), rows.sum(0), rtol=1e-9, atol=1e-11)
                 assert bool(view.summed) == (number < begins)
     assert not caplog.records
+
+
+def test_one_penalised_layer_makes_all_gradients_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views after the first one look at one layer each: what was found once must not be forgotten."""
+    monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
+    torch.manual_seed(3)
+    model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
+    signal = fresh()
+    for _ in range(4):
+        model.zero_grad()
+        with signal.watching(model, 6):
+            (models.loss(model(inputs)) + 0.5 * model[2].weight.pow(2).sum()).backward()
+        assert not signal.view().summed

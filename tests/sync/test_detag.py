@@ -237,3 +237,36 @@ def test_the_first_phase_moves_nothing() -> None:
             assert together.clock.step == 6
 
     eq.spawn(loop, 4, virtual=True)
+
+
+def test_messages_on_their_way_are_dropped_by_a_restart() -> None:
+    """What neighbours sent before it belongs to other trackers: these would no longer sum to the gradients."""
+    gaps = []
+
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
+        with together.comm.uncounted():
+            if step == 7:
+                together.sync.restart(together.step.flat.x, together.step.flat.x, replaced=False)
+            gaps.append(together.sync.tracker_gap)
+
+    solve(Problem.make(8), DeTAG(rounds=3, frozen=True, overlap=True), steps=20, lr=0.02, on_step=on_step)
+    assert max(gaps) < 1e-12
+
+
+def test_options_that_frozen_phases_cannot_follow_are_refused() -> None:
+    """The rounds that are given are taken, whatever the heterogeneity; a phase has a round at every step."""
+    for options in ({"rounds": 3, "frozen": True}, {}):
+        with pytest.raises(UserError, match="leave rounds out"):
+            DeTAG(heterogeneity=20.0, **options)
+    with pytest.raises(UserError, match="communicates at every step"):
+        solve(Problem.make(4), DeTAG(frozen=True), steps=1, lr=0.1, period=2)
+
+
+def test_heterogeneous_data_makes_phases_longer() -> None:
+    phases = []
+    for heterogeneity in (1.0, 8.0**3):
+        sync = DeTAG(frozen=True, heterogeneity=heterogeneity)
+        solve(
+            Problem.make(8), sync, steps=1, lr=0.1, on_step=lambda step, together, x: phases.append(together.sync.phase)
+        )
+    assert phases == [3] * 8 + [8] * 8  # 1/2 ln(8) / sqrt(gap) is 2.35 steps, and three times that

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import equipoise as eq
 from equipoise.core.vector import ModelSize
@@ -55,8 +56,11 @@ def test_between_averages_it_is_d_psgd_to_the_bit() -> None:
     assert min(np.ptp(x, axis=0).max() for x in (both[EVERY - 2], both[EVERY])) > 1e-3
 
 
-def test_with_an_average_in_each_round_it_is_the_periodic_average_to_the_bit() -> None:
-    assert np.array_equal(points_of(GossipPGA(every=1), 6, period=2), points_of(PeriodicAverage(), 6, period=2))
+@pytest.mark.parametrize("wire", [None, eq.wire.TopK(keep=0.4)], ids=["float32", "top-k"])
+def test_with_an_average_in_each_round_it_is_the_periodic_average_to_the_bit(wire: Any) -> None:
+    """Through a wire too, with what a message leaves out in the model of its worker."""
+    averaged = points_of(PeriodicAverage(), 6, period=2, wire=wire)
+    assert np.array_equal(points_of(GossipPGA(every=1), 6, period=2, wire=wire), averaged)
 
 
 def test_where_links_weigh_nothing_it_is_the_periodic_average_of_every_hth_round() -> None:
@@ -113,3 +117,19 @@ def test_costs_resumes_and_runs_on_processes() -> None:
     sends_what_cost_declares(GossipPGA(every=2), sizes=(5,), wire=eq.wire.Int8())
     resumes_from_any_step(GossipPGA(OnePeer(), every=3))
     same_on_processes(GossipPGA(every=3))
+
+
+def test_replicas_begin_at_the_mean_and_not_at_the_residual_in_a_model() -> None:
+    """What a message left out is in the model of one worker, and its neighbours know nothing of it."""
+    replicas: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor], np.ndarray]] = {}
+
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
+        channel = together.sync.mixing.channel
+        others = {rank: held.clone() for rank, held in channel.others.items()}
+        replicas[together.comm.rank] = channel.own.clone(), others, x
+
+    solve(Problem.make(4), GossipPGA(every=2), steps=2, lr=0.05, wire=eq.wire.TopK(keep=0.4), on_step=on_step)
+    assert any((replicas[0][2] != x).any() for _, _, x in replicas.values()), "residuals are in the models"
+    for own, others, _ in replicas.values():
+        assert torch.equal(own, replicas[0][0])
+        assert all(torch.equal(held, replicas[rank][0]) for rank, held in others.items())

@@ -58,3 +58,12 @@ def test_trackers_of_bfloat16_models_are_float32(sync: Any, zero: Callable[[Any]
     assert distance < 0.1
     sent = sync.cost(ModelSize(5, 2), 0, 4, True)[1]
     assert sent == (20 if sync.vectors == 1 else 80)
+
+
+def test_momentum_of_bfloat16_models_is_float32() -> None:
+    """EDM adds a tenth of each gradient: half of the bits of bfloat16 would be lost."""
+    kinds = set()
+    solve(
+        mild(4), EDM(), steps=2, lr=0.1, dtype=torch.bfloat16, on_step=lambda _, t, x: kinds.add(t.sync.momentum.dtype)
+    )
+    assert kinds == {torch.float32}

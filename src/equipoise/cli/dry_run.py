@@ -19,6 +19,8 @@ from ..period.every import Every
 from ..sync.base import Sync
 from ..sync.none import NoSync
 
+_ROUNDS = 60  # over which costs are averaged where they differ: one round in 2, 3, 4, 5 or 6 may cost more
+
 
 def forecast(recipe: Recipe) -> str:
     """The recipe as TOML; the cost follows in comments, so that the output is a recipe file."""
@@ -48,13 +50,15 @@ def cost(job: Job, workers: int) -> list[tuple[str, str]]:
         rows.append(("step on average", _format(average)))
     if size.wire is not None and with_round[1]:
         plain = total_cost(sync, flat.size, workers, True)[1]
-        rows.append((f"wire {name_of(job.wire)}", f"{plain / with_round[1]:.3g} times fewer bytes than {plain:,}"))
+        rows.append((f"wire {name_of(job.wire)}", f"{plain / with_round[1]:.3g} times fewer bytes than {plain:,.0f}"))
     return rows
 
 
-def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[int]:
-    """Messages and bytes that all workers send in a step."""
-    return [sum(column) for column in zip(*(sync.cost(size, r, workers, due) for r in range(workers)), strict=True)]
+def total_cost(sync: Sync, size: ModelSize, workers: int, due: bool) -> list[float]:
+    """Messages and bytes that all workers send in a step; the mean over rounds where these differ."""
+    rounds = range(_ROUNDS) if len({sync.cost(size, 0, workers, due, round) for round in range(_ROUNDS)}) > 1 else [0]
+    costs = [sync.cost(size, rank, workers, due, round) for rank in range(workers) for round in rounds]
+    return [sum(column) / len(rounds) for column in zip(*costs, strict=True)]
 
 
 def steps_per_epoch(job: Job, workers: int) -> int:

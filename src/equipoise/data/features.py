@@ -51,11 +51,16 @@ def feature_array(view: DatasetView, features: Any) -> np.ndarray:
     rows = array.reshape(len(array), -1)
     if rows.dtype.kind not in "fiub":
         raise UserError(f"{name} are of type {rows.dtype}: give numbers")
-    if rows.dtype.kind == "f" and not np.isfinite(rows.sum(dtype=np.float64)):
+    if rows.dtype.kind == "f" and not np.isfinite(_sum(rows)):
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(bad):
             raise DataError(f"{name}: the row of example {bad[0]} holds NaN or infinity: fix or remove that example")
     return rows
+
+
+def _sum(rows: np.ndarray) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):  # of huge rows, and of infinities with both signs
+        return float(rows.sum(dtype=np.float64))
 
 
 def inputs(view: DatasetView) -> np.ndarray:

@@ -87,7 +87,9 @@ class DeTAG(Gossip):
             )
 
         if self.heterogeneity > 1 and (not self.frozen or self.rounds is not None):
-            raise UserError("DeTAG: heterogeneity decides on the rounds of frozen=True where rounds is left out")
+            raise UserError(
+                "DeTAG: heterogeneity decides on the rounds of frozen=True: pass that with it, and leave rounds out"
+            )
 
     def needs(self) -> Needs:
         return Needs(every_step=self.frozen, static_graph=True, drops=True)
