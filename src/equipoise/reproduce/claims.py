@@ -50,6 +50,7 @@ CLAIMS = (
         (Expect("gap of the loss, CD-GraB / D-RR", high=0.2),),
         {"workers": 4, "examples": 512, "epochs": 15, "seeds": 2},
         {"examples": 4096, "epochs": 40, "seeds": 1},
+        hours=0.15,
     ),
     Claim(
         "order-network",
@@ -94,6 +95,7 @@ CLAIMS = (
         {"workers": 16, "steps": 10_000},
         "D2 and DSGT are exact as well, and the default, which moves the model at every step, is so much sooner.",
         variants=(Expect("distance from the optimum, DeTAG as by default here", high=1e-6),),
+        hours=0.15,
     ),
     Claim(
         "gossip-rounds",
@@ -111,6 +113,7 @@ CLAIMS = (
         "Without noise D2 on a lazy ring needs even fewer rounds, and sends one vector instead of two. The default "
         "takes R rounds per gradient: it needs R times fewer gradients than its number of rounds.",
         variants=(Expect("DeTAG as by default here, rounds on a ring of 24 / of 8", 1.5, 4.5),),
+        hours=0.25,
     ),
     Claim(
         "gossip-sorted",
@@ -294,7 +297,8 @@ CLAIMS = (
         ),
         {"workers": 6, "steps": 320, "seeds": 10},
         {"steps": 3200, "seeds": 50},
-        "A one-dimensional example made to show the argument: with two earlier shapes and rounds every 4 steps, "
+        hours=0.2,
+        remark="A one-dimensional example made to show the argument: with two earlier shapes and rounds every 4 steps, "
         "equal weights ended in the flat valley too. pull-flatness measures networks.",
     ),
     Claim(

@@ -62,7 +62,8 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
 
 
 def _missing(claim: Claim) -> str:
-    return f"`{claim.name}`" + (f" (about {claim.hours:g} hours of one core)" if claim.hours else "")
+    long = f"{claim.hours:g} hours" if claim.hours >= 1 else f"{60 * claim.hours:.0f} minutes"
+    return f"`{claim.name}`" + (f" (about {long} of one core)" if claim.hours else "")
 
 
 def _section(outcome: Outcome) -> list[str]:
