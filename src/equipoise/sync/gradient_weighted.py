@@ -199,6 +199,7 @@ class GradientWeighted(Sync):
         self, x: torch.Tensor, weights: torch.Tensor, pulled: bool, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """w (x - c) by layer, and w. w is in units of the last sums: then codes span distances of a model's size."""
+        assert self.centre_model is not None
         weights = weights / self.weight_units
         distances = torch.zeros(len(x), dtype=dtype, device=x.device)
         if pulled:
