@@ -45,7 +45,8 @@ from equipoise.loop.lr_schedule import LRSchedule
 from equipoise.models import VGG, ResNet
 from equipoise.simulate.cluster import Cluster, Link
 
-SYNCS = {c.__name__: c for c in (eq.sync.AllReduce, eq.sync.EASGD, eq.sync.LSGD, eq.sync.MGRAWA, eq.sync.LGRAWA)}
+CLASSES = (eq.sync.AllReduce, eq.sync.PeriodicAverage, eq.sync.EASGD, eq.sync.LSGD, eq.sync.MGRAWA, eq.sync.LGRAWA)
+SYNCS = {c.__name__: c for c in CLASSES}
 RARE = ", an eighth of EASGD's rounds"
 
 
@@ -80,6 +81,11 @@ def coarse(short: bool, usual_lr: float) -> list[Setting]:
         for period in periods[:3] if short else periods:
             for pull in (usual, other) if period in periods[::2] and not short else (usual,):
                 candidates.append(Setting(name, SYNCS[name](pull=pull), period, usual_lr))
+    few = (2, 4, 8) if short else (2, 4, 8, 16)
+    candidates += [Setting("Local SGD", eq.sync.PeriodicAverage(), period, usual_lr) for period in few]
+    for name in ("MGRAWA", "LGRAWA"):
+        late = SYNCS[name](pull=1.0, delay=1)
+        candidates += [Setting(f"{name}, delay 1", late, period, usual_lr) for period in few]
     return candidates
 
 
@@ -90,7 +96,7 @@ def fine(best: Setting, short: bool) -> list[Setting]:
         return candidates
     if best.method == "DP+SAM":
         return candidates + [best._replace(sam=radius) for radius in (0.02, 0.1)]
-    if best.method != "EASGD":
+    if hasattr(best.sync, "prox"):
         prox = 0.1 if best.method == "LSGD" else 0.01
         candidates.append(best._replace(sync=dataclasses.replace(best.sync, prox=prox)))
     return candidates

@@ -36,7 +36,8 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
     passed = sum(outcome.passed for outcome in outcomes)
     failed = [f"`{outcome.claim.name}`" for outcome in outcomes if not outcome.passed]
     run = {outcome.claim.name for outcome in outcomes}
-    missing = [_missing(claim) for claim in CLAIMS if claim.name not in run]
+    full = any(outcome.scale == "full" for outcome in outcomes)
+    missing = [_missing(claim, full) for claim in CLAIMS if claim.name not in run]
     spent = sum(outcome.seconds for outcome in outcomes)
     parts = [
         _HEAD,
@@ -61,8 +62,11 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _missing(claim: Claim) -> str:
-    return f"`{claim.name}`" + (f" (about {claim.hours:g} hours of one core)" if claim.hours else "")
+def _missing(claim: Claim, full: bool) -> str:
+    if not (full and claim.hours):
+        return f"`{claim.name}`"
+    long = f"{claim.hours:g} hours" if claim.hours >= 1 else f"{60 * claim.hours:.0f} minutes"
+    return f"`{claim.name}` (about {long} of one core)"
 
 
 def _section(outcome: Outcome) -> list[str]:

@@ -2,6 +2,8 @@
 
 A worker is pulled as  x <- (1 - pull) x + pull c.  Whatever the weights, this leaves the weighted mean unchanged,
 scales all distances to it and between workers by 1 - pull, and cannot raise the weighted mean of a convex loss.
+With a delay the sums of a round travel during the next local steps. A worker is then pulled by the distance it had when
+it sent, x <- x + pull (c - x_sent), and keeps the steps that it took meanwhile.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from ..core.errors import UserError
 from ..core.method import option
 from ..core.vector import ModelSize
 from ..wire.channel import SumChannel, sum_cost
-from .base import Sync
+from .base import Needs, StepPlan, Sync
 from .gradient_norms import SOURCES, GradientNorms
 from .initial_model import copy_once
+from .late_sums import LateSums
+from .overlapped_mean import overlapped_cost
 from .proximal import proximal_step
 from .shares import BY, HELP, scale_of, shares_of
 
@@ -43,11 +47,14 @@ class GradientWeighted(Sync):
         "round_steps",
         "norm_state",
         "weight_units",
+        "late_state",
     )
+    LATE: ClassVar[dict[str, type]] = {"late_state": dict}
     COMMON: ClassVar[tuple[str, ...]] = ("centre_model", "last_round_steps", "round_steps", "weight_units")
     OWN: ClassVar[tuple[str, ...]] = ("norm_state",)
     HOST: ClassVar[tuple[str, ...]] = ("own_weights", "norm_state", "weight_units")
     HEALTH: ClassVar[tuple[str, ...]] = ("largest_weight", "gradient_norm")
+    in_flight: ClassVar[tuple[str, ...]] = ("late_state",)
 
     pull: float = option(
         0.5, help="how far a round pulls a worker to the centre: 0 not at all, 1 completely", least=0, most=1
@@ -66,12 +73,16 @@ class GradientWeighted(Sync):
     debias: bool = option(False, help="subtract the noise of the batch from the norm; needs source = fresh")
     epsilon: float = option(1e-8, help="norms below this count as this", above=0)
     weights: str = option("size", help=HELP, choices=BY)
+    delay: int = option(0, help="local steps that the sums of a round overlap with; 0 waits for them", least=0)
 
     def check(self) -> None:
         if self.debias and self.source != "fresh":
             raise UserError("debias measures a batch in parts: pass source='fresh' with it")
         if self.examples is not None and self.source != "fresh":
             raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
+
+    def needs(self) -> Needs:
+        return Needs(due_before_step=self.delay > 0)  # workers must count the steps of the delay alike
 
     @abstractmethod
     def pool_norms(self, norms: torch.Tensor) -> torch.Tensor:
@@ -86,19 +97,29 @@ class GradientWeighted(Sync):
         self.num_weights = self.weight_count(len(self.flat.slices))
         wire = self.context.wire
         self.channel = wire.sums("centre", feedback=False) if wire is not None else None
+        self.late = LateSums(self.context, self.channel, self.delay)
         self.centre_model: torch.Tensor | None = None
         self.own_weights = torch.zeros(self.num_weights, dtype=torch.float64)  # of this worker in the last centre
         self.weight_units = torch.ones_like(self.own_weights)  # through a wire: the last sums, the same on all workers
         self.round_steps = 0  # steps of this worker since the last round
         self.last_round_steps = 0  # and in the round before it
 
-    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> None:
+    def before_step(self, x: torch.Tensor, g: torch.Tensor | None) -> StepPlan:
         self.centre_model = copy_once(self.centre_model, x)
         self.round_steps += 1
         self.norms.observe_step(self.last_round_steps - self.round_steps)  # expects a round as long as the last one
         proximal_step(x, self.centre_model, self.prox, self.last_round_steps)
+        self.late.step()
+        return StepPlan(message_arrives=self.late.arrive)
 
     def after_step(self, x: torch.Tensor) -> None:
+        if self.late.arrive:
+            self._receive(x)
+        if not self.delay or self.context.clock.due:
+            self._round(x)
+
+    def _round(self, x: torch.Tensor) -> None:
+        """Measure and weigh; then send and pull, or only send."""
         assert self.centre_model is not None
         norms = self.norms.at_round()
         finite = self.context.island.all(bool(x.sum().isfinite()))
@@ -112,21 +133,24 @@ class GradientWeighted(Sync):
             logs = None if logs is None else logs - largest
         if logs is not None:
             weights = from_logs(logs) * scale_of(self.context, self.weights)
+        self.last_round_steps, self.round_steps = self.round_steps, 0
+        if self.delay:
+            self._send(x, weights, finite)
+            return
         if self.channel is None:
-            totals = self._round(x, weights, finite)
+            totals = self._exchange(x, weights, finite)
         else:
-            totals = self._round_through(self.channel, x, weights, finite)
+            totals = self._exchange_through(self.channel, x, weights, finite)
         self.context.clock.rounds += 1
         self.own_weights = torch.where(totals > 0, weights / totals, 0.0)
         if not finite:
             x.copy_(self.centre_model)  # a diverged worker restarts from the other workers' models
-        self.last_round_steps, self.round_steps = self.round_steps, 0
 
     def _needs_reference(self) -> bool:
         """Can weights leave the range of float32, so that only ratios to the largest one can travel?"""
         return self.exponent * max(-math.log(self.epsilon), _LARGE_NORM) > _MAX_LOG_WEIGHT
 
-    def _round(self, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
+    def _exchange(self, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
         """Replace the centre by sum_m w_m x_m / sum_m w_m and pull x to it; return the sums of w by layer.
 
         One all-reduce of [w x | w]. The sums of w arrive first, so the remaining sums are used in place. Where all
@@ -160,27 +184,70 @@ class GradientWeighted(Sync):
         self.context.comm.sum_stream(Stream(length + self.num_weights, dtype, x.device, fill, take))
         return totals
 
-    def _round_through(self, channel: SumChannel, x: torch.Tensor, weights: torch.Tensor, pulled: bool) -> torch.Tensor:
+    def _exchange_through(
+        self, channel: SumChannel, x: torch.Tensor, weights: torch.Tensor, pulled: bool
+    ) -> torch.Tensor:
         """The same through a wire: c <- c + sum_m w_m C(x_m - c) / sum_m w_m, layer by layer."""
-        assert self.centre_model is not None
-        centre, layers = self.centre_model, self._layers()
-        weights = weights / self.weight_units  # so that codes span distances of the size of a model's
-        distances = (x - centre).to(torch.float32) if pulled else torch.zeros(len(x), device=x.device)
-        for (a, b), weight in zip(layers, weights.tolist(), strict=True):
-            distances[a:b].mul_(weight)
-        total, sums = channel.sum(distances, weights.tolist())
-        for (a, b), weight in zip(layers, sums, strict=True):
-            if weight > 0:
-                centre[a:b].add_(total[a:b].div_(weight))
+        distances, weights = self._distances(x, weights, pulled, torch.float32)
+        totals = self._move_centre(*channel.sum(distances, weights.tolist()))
         if pulled:
-            x.lerp_(centre, self.pull)
-        totals = torch.tensor(sums, dtype=weights.dtype) * self.weight_units
+            assert self.centre_model is not None
+            x.lerp_(self.centre_model, self.pull)
+        return totals
+
+    def _distances(
+        self, x: torch.Tensor, weights: torch.Tensor, pulled: bool, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """w (x - c) by layer, and w. w is in units of the last sums: then codes span distances of a model's size."""
+        assert self.centre_model is not None
+        weights = weights / self.weight_units
+        distances = torch.zeros(len(x), dtype=dtype, device=x.device)
+        if pulled:
+            distances.copy_(x - self.centre_model)
+        for (a, b), weight in zip(self._layers(), weights.tolist(), strict=True):
+            distances[a:b].mul_(weight)
+        return distances, weights
+
+    def _move_centre(self, total: torch.Tensor, sums: list[float]) -> torch.Tensor:
+        """c <- c + sum_m w_m (x_m - c) / sum_m w_m from the two sums; returns those of the weights, by layer."""
+        assert self.centre_model is not None
+        for (a, b), weight in zip(self._layers(), sums, strict=True):
+            if weight > 0:
+                self.centre_model[a:b].add_(total[a:b].div_(weight))
+        totals = torch.tensor(sums, dtype=self.weight_units.dtype) * self.weight_units
         self.weight_units = torch.where(totals > 0, totals, self.weight_units)
         return totals
+
+    def _send(self, x: torch.Tensor, weights: torch.Tensor, finite: bool) -> None:
+        """The sums of this round begin to travel."""
+        if self.late.in_flight:
+            raise UserError(
+                f"{type(self).__name__}: delay={self.delay} is not shorter than the period: lower it, or raise the "
+                "period"
+            )
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        self.late.begin(*self._distances(x, weights, finite, dtype), x if finite else None)
+
+    def _receive(self, x: torch.Tensor) -> None:
+        """They are there: c is the centre of the models that were sent;  x <- x + pull (c - x_sent)."""
+        units = self.weight_units
+        totals = self._move_centre(*self.late.end())
+        self.context.clock.rounds += 1
+        sent = torch.tensor(self.late.weights, dtype=totals.dtype) * units
+        self.own_weights = torch.where(totals > 0, sent / totals, 0.0)
+        assert self.centre_model is not None
+        if self.late.model is None:
+            x.copy_(self.centre_model)
+        else:
+            x.add_(self.centre_model - self.late.model, alpha=self.pull)
+
+    def finish(self) -> None:
+        self.late.drop()
 
     def restart(self, x: torch.Tensor, common: torch.Tensor, *, replaced: bool) -> None:
         if replaced:
             self.norms.forget()  # of another worker: without a measurement of its own it has no weight
+            self.late.model = None  # nor a model that it sent
 
     def _layers(self) -> list[tuple[int, int]]:
         """Start and stop of each part that has a weight: the complete vector, or a layer."""
@@ -208,6 +275,14 @@ class GradientWeighted(Sync):
     def norm_state(self, state: dict[str, Any]) -> None:
         self.norms.load_state_dict(state)
 
+    @property
+    def late_state(self) -> dict[str, Any] | None:
+        return self.late.state()
+
+    @late_state.setter
+    def late_state(self, state: dict[str, Any] | None) -> None:
+        self.late.load(state)
+
     def mean_shares(self) -> list[float]:
         return shares_of(self.context, self.weights)
 
@@ -217,6 +292,10 @@ class GradientWeighted(Sync):
         count = self.weight_count(model.layers)
         if model.wire is not None:
             messages, bytes = sum_cost(model, count, rank, size)
+        elif self.delay:  # counted when the sums arrive
+            messages, bytes = overlapped_cost(
+                model._replace(itemsize=max(model.itemsize, 4)), 0, model.elements + count, rank, size
+            )
         else:
             messages, bytes = mean_cost(model.elements + count, max(model.itemsize, 4), rank, size)
         more, numbers = gather_cost(count, 8, size) if self._needs_reference() else (0, 0)

@@ -23,6 +23,9 @@ class MGRAWA(GradientWeighted):
     weights nearly equal: a larger fresh batch, or `debias`, separates them. A worker that has no examples, or whose
     norm or model is not finite, gets weight zero; one whose model is not finite is reset to the centre.
     Where shares of the examples differ, weights are multiplied by them.
+    With a `delay` the sums of a round travel during the next local steps. When they arrive, a worker is pulled by the
+    distance that it had when it sent, x_m <- x_m + pull (c - sent x_m), and keeps the steps that it took meanwhile, as
+    in CoCoD-SGD (Shen et al., IJCAI 2019). It hides the time of a round; the delay must be shorter than the period.
     Between rounds `prox` adds  prox (c - x) / H  to each step, taken at the same x as the gradient, where H is the
     number of steps of this worker in the last round. Evaluate the mean or the centre.
     Reference: Dimlioglu and Choromanska, GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep
