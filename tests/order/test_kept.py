@@ -129,6 +129,7 @@ def test_a_group_has_the_mean_of_its_members(signal: str) -> None:
         view = Rows(rows.mean(0, keepdim=True), [size]) if signal == "batch" else Rows(rows, [1] * size)
         order.observe(part, view)
     means = torch.stack([vectors[torch.from_numpy(members)].mean(0) for members in order.builder.units.members])
+    order.epoch(1)
     torch.testing.assert_close(order.builder.rows, means)
 
 
@@ -197,3 +198,78 @@ def test_training_on_processes_gives_the_bits_of_virtual_workers() -> None:
     assert virtual["params_sha256"] == processes["params_sha256"]
     assert virtual["bytes"] == processes["bytes"]
     assert virtual["health"]["herding"] < 1.0
+
+
+class Learner:
+    """An order with its own signal on a small net whose batches have unequal sizes, in a loop without training."""
+
+    def __init__(self, examples: int = 40):
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 3))
+        self.x = torch.randn(examples, 6)
+        self.order = bound(PairBalance(every=1), examples)
+
+    def visit(self, positions: np.ndarray) -> None:
+        signal, inputs = self.order.watcher, self.x[torch.from_numpy(positions)]
+        with signal.watching(self.net, len(inputs)):
+            self.net(inputs).square().sum(1).mean().backward()
+        self.order.observe(positions, signal.view())
+
+
+def batches_of(positions: np.ndarray) -> list[np.ndarray]:
+    return np.split(positions, [1, 4, 5, 9, 10, 20, 21, 30])
+
+
+def test_vectors_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is stored with others; the sketches are those that it would have alone, each with its own batch size."""
+    stored = []
+    for most in (1, 3000, 1 << 30):
+        monkeypatch.setattr("equipoise.order.kept_epoch._PENDING", most)
+        learner = Learner()
+        for part in batches_of(learner.order.epoch(0)):
+            learner.visit(part)
+        learner.order.builder._store()
+        stored.append(learner.order.builder.rows)
+        np.testing.assert_array_equal(learner.order.builder.steps[learner.order.builder.units.of[part]], 9)
+    for rows in stored[1:]:
+        torch.testing.assert_close(rows, stored[0], rtol=1e-5, atol=1e-6)
+    assert float(stored[0].norm(dim=1).min()) > 0
+
+
+def test_a_resumed_epoch_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits of a product depend on its size: steps that are not stored yet are resumed as they are."""
+    monkeypatch.setattr("equipoise.order.kept_epoch._PENDING", 8000)
+    never, saved, resumed = Learner(), Learner(), Learner()
+    parts = batches_of(never.order.epoch(0))
+    saved.order.epoch(0), resumed.order.epoch(0)
+    for number, part in enumerate(parts):
+        never.visit(part)
+        saved.visit(part)
+        if number == 6:
+            assert saved.order.builder.pending
+            resumed.order.load_state_dict(saved.order.state_dict())
+        elif number > 6:
+            resumed.visit(part)
+    orders = [learner.order.epoch(1).tolist() for learner in (never, saved, resumed)]
+    assert orders[0] == orders[1] == orders[2]
+    for learner in (saved, resumed):
+        assert torch.equal(learner.order.builder.rows, never.order.builder.rows)
+
+
+def test_sweeps_end_where_they_gain_little() -> None:
+    """The first that leaves nine tenths of the largest prefix is the last."""
+    vectors, made = sphere(512, 8), []
+
+    def rule(sweep: int) -> Any:
+        made.append(sweep)
+        return greedy(sweep)
+
+    balance_kept([Kept(vectors, np.arange(512))], (1.0, -1.0), 50, rule)
+    count = len(made)
+    assert 4 <= count <= 10
+    reached = []
+    for sweeps in range(1, count + 1):
+        order = balance_kept([Kept(vectors, np.arange(512))], (1.0, -1.0), sweeps, greedy).orders[0][0]
+        reached.append(largest_prefix(vectors[torch.from_numpy(order)]))
+    assert all(later <= 0.9 * earlier for earlier, later in itertools.pairwise(reached[:-1]))
+    assert reached[-1] > 0.9 * reached[-2]

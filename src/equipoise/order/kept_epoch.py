@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..core.context import Context
 from ..core.errors import UserError
+from ..signal import view_from_state
 from ..signal.base import GradientView
 from ..signal.rows import Rows
 from .builder import Builder
 from .prefix_norm import warn_of_dimension
-from .sign_rules import SIGN_RULES
+from .sign_rules import SIGN_RULES, greedy
 from .sign_terms import ChooseSign
 from .sweeps import Balanced, Kept, balance_kept
 
 _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
+_PENDING = 1 << 17  # numbers of steps that are not stored yet: half a megabyte
+
+
+class Step(NamedTuple):
+    number: int
+    positions: np.ndarray
+    view: Rows
 
 
 class KeptEpoch(Builder):
@@ -50,26 +59,44 @@ class KeptEpoch(Builder):
     def begin(self) -> None:
         count = len(self.units.members)
         self.step = 0
+        self.pending: list[Step] = []  # what has not been stored yet,
+        self.numbers = 0  # and the numbers that it keeps
         self.arrived = np.zeros(count, dtype=np.int64)  # examples of each unit that have been visited
         self.steps = np.zeros(count, dtype=np.int64)  # the step in which its last one was
         if self.rows is not None and self.units.group > 1:
             self.rows.zero_()
 
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
+        """Only remember the step: what many of them have in common is done for all of them at once."""
         self.step += 1
         if view is None or not len(positions):
             return
-        rows = view.rows if isinstance(view, Rows) else self._materialized(view)
-        if self.rows is None:
-            self.rows = self._allocated(rows)
-        units = self.units.of[positions]
-        if self.units.group == 1 and len(rows) == len(positions):
-            self.rows[torch.from_numpy(units).to(rows.device)] = rows
-            self.arrived[units] += 1
-        else:
-            self._add_groups(units, rows, view.sizes)
+        if not isinstance(view, Rows):
+            view = Rows(self._materialized(view), view.sizes)
+        self.pending.append(Step(self.step, positions, view))
+        self.numbers += view.numbers
+        if self.numbers >= _PENDING or self.rows is None:  # at first: are they too long to be kept?
+            self._store()
+
+    def _store(self) -> None:
+        """Compute and store the vectors of the pending steps.
+
+        The bits of a product depend on its size. So what is pending is a part of the state, and a checkpoint changes
+        nothing.
+        """
+        pending, self.pending, self.numbers = self.pending, [], 0
+        for _, alike in groupby(pending, lambda step: step.view.kind):
+            steps = list(alike)
+            rows = type(steps[0].view).stacked([step.view for step in steps])
+            if self.rows is None:
+                self.rows = self._allocated(rows)
+            units = self.units.of[np.concatenate([step.positions for step in steps])]
+            if self.units.group == 1 and len(rows) == len(units):
+                self.rows[torch.from_numpy(units).to(rows.device)] = rows
+            else:
+                self._add_groups(units, rows, [size for step in steps for size in step.view.sizes])
             np.add.at(self.arrived, units, 1)
-        self.steps[units] = self.step
+            self.steps[units] = np.repeat([step.number for step in steps], [len(step.positions) for step in steps])
 
     def _add_groups(self, units: np.ndarray, rows: torch.Tensor, sizes: list[int]) -> None:
         """A row is the mean over consecutive examples; a unit's vector is the mean over its members."""
@@ -94,6 +121,7 @@ class KeptEpoch(Builder):
         return view.vectors(torch.eye(view.items, dtype=view.zeros().dtype, device=view.zeros().device))
 
     def finish(self) -> None:
+        self._store()
         full = [unit for unit in self.units.sequence if self.arrived[unit] == self.units.group]  # none that is short
         kept = Kept(torch.zeros(0, 0), np.zeros(0, dtype=np.int64))
         if self.rows is not None:
@@ -122,6 +150,8 @@ class KeptEpoch(Builder):
         return balanced._replace(orders=[next(orders) if len(kept.steps) else kept.steps[None] for kept in workers])
 
     def _rule(self, sweep: int) -> ChooseSign:
+        if self.rule is greedy:  # it has no memory
+            return lambda product, square: 1 if product <= 0 else -1
         terms = float(len(self.units.members) // len(self.signature))
         memory: dict[str, float] = {"epochs": float(self.number + 1 + sweep), "terms": terms}
 
@@ -168,6 +198,7 @@ class KeptEpoch(Builder):
     def own_state(self) -> dict[str, Any]:
         return {
             "rows": None if self.rows is None else self.rows.clone(),
+            "pending": [[step.number, step.positions.tolist(), step.view.state()] for step in self.pending],
             "arrived": self.arrived.tolist(),
             "steps": self.steps.tolist(),
             "step": self.step,
@@ -184,6 +215,9 @@ class KeptEpoch(Builder):
                 "continue it with --order.sweeps 1"
             )
         self.rows, self.step = state["rows"], state["step"]
+        views = [(number, np.array(positions), view_from_state(view)) for number, positions, view in state["pending"]]
+        self.pending = [Step(number, positions, view) for number, positions, view in views if isinstance(view, Rows)]
+        self.numbers = sum(step.view.numbers for step in self.pending)
         self.upcoming = [list(order) for order in state["upcoming"]]
         self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
         self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]

@@ -18,7 +18,7 @@ from .sign_terms import PAIR, ChooseSign, TermSigns, sign_sequentially
 Indices = npt.NDArray[np.int64]
 
 _BLOCK = 64  # terms whose products are computed together
-_PATIENCE = 2  # sweeps without a better order, after which no more are made
+_GAIN = 0.9  # of the largest prefix: a sweep that leaves more of it is the last one
 
 
 class Kept(NamedTuple):
@@ -60,14 +60,14 @@ def balance_kept(
     begins = np.flatnonzero(np.diff(steps[by_step], prepend=-1))
     sweep = _sweeper(rows, workers, starts, signature, rule)
     order = best = np.arange(len(rows))
-    smallest, since, cosine = math.inf, 0, 0.0
+    smallest, cosine = math.inf, 0.0
     for number in range(sweeps):
         order, found = sweep(order, number)
         cosine = cosine or found
-        reached, since = _largest_prefix(rows, order[by_step], begins), since + 1
+        before, reached = smallest, _largest_prefix(rows, order[by_step], begins)
         if reached < smallest:
-            smallest, best, since = reached, order, 0
-        if since == _PATIENCE:
+            smallest, best = reached, order
+        if reached > _GAIN * before:
             break
     further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
     orders = [best]
@@ -128,8 +128,8 @@ def _signs(
     rows: torch.Tensor, members: Indices, signature: tuple[float, ...], choose_sign: ChooseSign
 ) -> tuple[npt.NDArray[np.float64], float]:
     """The signs of these terms, one after the other, and the mean squared cosine between them."""
-    first = rows[torch.from_numpy(members[:, 0])]
-    v = first - rows[torch.from_numpy(members[:, 1])] if signature == PAIR else first
+    first, *second = (torch.index_select(rows, 0, torch.from_numpy(column)) for column in members.T.copy())
+    v = first - second[0] if signature == PAIR else first
     total, signs, cosines = rows.new_zeros(rows.shape[1]), [], []
     for block in torch.split(v, _BLOCK):
         signed = sign_sequentially(on_host(block @ total).numpy(), on_host(block @ block.T).numpy(), choose_sign)
