@@ -18,10 +18,12 @@ from .builder import Builder
 from .prefix_norm import warn_of_dimension
 from .sign_rules import SIGN_RULES, greedy
 from .sign_terms import ChooseSign
-from .sweeps import Balanced, Kept, balance_kept
+from .sweeps import Balanced, Indices, Kept, balance_kept
 
 _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
 _PENDING = 1 << 17  # numbers of steps that are not stored yet: half a megabyte
+_LONGEST = 8  # epochs for which an order is learned where `every` is left open,
+_KEPT = 0.8  # and the part of its gain that is enough to learn less often
 
 
 class Step(NamedTuple):
@@ -48,7 +50,8 @@ class KeptEpoch(Builder):
         sweeps: int,
         together: bool,
     ):
-        super().__init__(context, group, every)
+        super().__init__(context, group, every or 1)
+        self.adapts = not every
         self.signature, self.rule, self.sweeps = signature, SIGN_RULES[sign], sweeps
         self.together = together and context.size > 1
         self.relative, self.dimension, self.warned = math.nan, math.nan, False
@@ -129,8 +132,20 @@ class KeptEpoch(Builder):
         balanced = self._balance_together(kept) if self.together else self._balance([kept])
         self.relative, self.dimension = balanced.herding, balanced.dimension
         self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
+        self.every = len(balanced.orders[0])
         self.upcoming = np.array(full, dtype=np.int64)[balanced.orders[0]].tolist()
         self._place_next()
+
+    def _epochs(self, herding: float, visited: float) -> int:
+        """Until the next learned epoch. Twice as many as until this one if the order that was visited in it is still as
+        balanced as when it was learned, half as many if half of that is lost.
+        """
+        if not self.adapts:
+            return self.every
+        gain, kept = 1 - self.relative, 1 - visited  # of the largest prefix of a random order
+        if kept >= _KEPT * gain:
+            return min(2 * self.every, _LONGEST)
+        return max(1, self.every // 2) if kept < gain / 2 else self.every
 
     def _place_next(self) -> None:
         order = self.upcoming.pop(0)
@@ -144,10 +159,10 @@ class KeptEpoch(Builder):
     def _balance(self, workers: list[Kept]) -> Balanced:
         used = [kept for kept in workers if len(kept.steps)]
         if not used:
-            return Balanced([kept.steps[None] for kept in workers], math.nan, math.nan)
-        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, self.every)
-        orders = iter(balanced.orders)
-        return balanced._replace(orders=[next(orders) if len(kept.steps) else kept.steps[None] for kept in workers])
+            return Balanced([_no_orders(self.every)] * len(workers), math.nan, math.nan, math.nan)
+        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, self._epochs)
+        orders, none = iter(balanced.orders), _no_orders(len(balanced.orders[0]))
+        return balanced._replace(orders=[next(orders) if len(kept.steps) else none for kept in workers])
 
     def _rule(self, sweep: int) -> ChooseSign:
         if self.rule is greedy:  # it has no memory
@@ -169,7 +184,7 @@ class KeptEpoch(Builder):
         width = max(shape[1] for shape in shapes)
         dtype = torch.float64 if any(double for _, _, double in shapes) else torch.float32
         peers = [rank for rank in range(1, comm.size) if shapes[rank][0]]
-        numbers = torch.full((2,), math.nan, dtype=torch.float64)
+        balanced = Balanced([_no_orders(1)], math.nan, math.nan, math.nan)
         if comm.rank == 0:
             messages = {rank: torch.empty(shapes[rank][0], width + 1, dtype=dtype) for rank in peers}
             comm.exchange({}, messages).wait()
@@ -178,19 +193,19 @@ class KeptEpoch(Builder):
                 rank: Kept(message[:, 1:], message[:, 0].numpy().astype(np.int64)) for rank, message in messages.items()
             }
             balanced = self._balance([kept, *(others.get(rank, empty) for rank in range(1, comm.size))])
-            comm.exchange({rank: torch.from_numpy(balanced.orders[rank].copy()) for rank in peers}, {}).wait()
-            order = balanced.orders[0]
-            numbers = torch.tensor([balanced.herding, balanced.dimension], dtype=torch.float64)
         elif comm.rank in peers:
             message = torch.cat([torch.from_numpy(kept.steps).to(kept.rows.dtype)[:, None], kept.rows], 1)
             comm.exchange({0: message.contiguous()}, {}).wait()
-            received = torch.empty(self.every, len(kept.steps), dtype=torch.int64)
+        known = [len(balanced.orders[0]), balanced.herding, balanced.visited, balanced.dimension]
+        epochs, *told = comm.broadcast(torch.tensor(known, dtype=torch.float64)).tolist()
+        order = balanced.orders[0] if comm.rank == 0 else _no_orders(int(epochs))
+        if comm.rank == 0:
+            comm.exchange({rank: torch.from_numpy(balanced.orders[rank].copy()) for rank in peers}, {}).wait()
+        elif comm.rank in peers:
+            received = torch.empty(int(epochs), len(kept.steps), dtype=torch.int64)
             comm.exchange({}, {0: received}).wait()
             order = received.numpy()
-        else:
-            order = kept.steps[None]
-        herding, dimension = comm.broadcast(numbers).tolist()
-        return Balanced([order], herding, dimension)
+        return Balanced([order], *told)
 
     def herding(self) -> float:
         return self.relative
@@ -202,6 +217,7 @@ class KeptEpoch(Builder):
             "arrived": self.arrived.tolist(),
             "steps": self.steps.tolist(),
             "step": self.step,
+            "every": self.every,
             "upcoming": [list(order) for order in self.upcoming],
             "relative": self.relative,
             "dimension": self.dimension,
@@ -214,10 +230,15 @@ class KeptEpoch(Builder):
                 "this checkpoint has an order that is balanced while gradients arrive, as by default before 0.3: "
                 "continue it with --order.sweeps 1"
             )
-        self.rows, self.step = state["rows"], state["step"]
+        self.rows, self.step, self.every = state["rows"], state["step"], state["every"]
         views = [(number, np.array(positions), view_from_state(view)) for number, positions, view in state["pending"]]
         self.pending = [Step(number, positions, view) for number, positions, view in views if isinstance(view, Rows)]
         self.numbers = sum(step.view.numbers for step in self.pending)
         self.upcoming = [list(order) for order in state["upcoming"]]
         self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
         self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]
+
+
+def _no_orders(epochs: int) -> Indices:
+    """Of a worker that has visited nothing."""
+    return np.zeros((epochs, 0), dtype=np.int64)

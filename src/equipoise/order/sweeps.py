@@ -31,6 +31,7 @@ class Kept(NamedTuple):
 class Balanced(NamedTuple):
     orders: list[Indices]  # of every worker: [epochs, units], of its units as they were visited
     herding: float  # the largest prefix of the first of these orders, relative to a random one
+    visited: float  # the same for the order in which the vectors were visited
     dimension: float  # effective: 1 / mean squared cosine between different terms
 
 
@@ -39,7 +40,7 @@ def balance_kept(
     signature: tuple[float, ...],
     sweeps: int,
     rule: Callable[[int], ChooseSign],
-    epochs: int = 1,
+    epochs: Callable[[float, float], int] = lambda herding, visited: 1,
 ) -> Balanced:
     """Balance the sums over all workers up to `sweeps` times; the best of these orders, then one for each epoch more.
 
@@ -50,7 +51,7 @@ def balance_kept(
     halves. A sweep over pairs also separates neighbours, so every batch of the next epoch draws from twice as many of
     the last one. The order of each further epoch is one such sweep away from the one before: as balanced, with other
     batches. (Sweeps over single units end in an order that reproduces itself.) Every worker has visited something.
-    rule: the sign rule of a sweep.
+    rule: the sign rule of a sweep. epochs: from `herding` and `visited` of the result to how many orders are wanted.
     """
     rows = torch.cat([kept.rows for kept in workers])
     rows = rows - rows.mean(0)
@@ -69,19 +70,16 @@ def balance_kept(
             smallest, best = reached, order
         if reached > _GAIN * before:
             break
-    further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
-    orders = [best]
-    while len(orders) < epochs:
-        orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     dimension = 1 / cosine if cosine else math.nan
     variance = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2 / max(1, len(rows))
-    expected = random_prefix(float(len(rows)), variance, dimension)
+    expected = random_prefix(float(len(rows)), variance, dimension) or math.nan
+    herding, visited = (h / expected for h in (smallest, _largest_prefix(rows, by_step, begins)))
+    further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
+    orders = [best]
+    while len(orders) < epochs(herding, visited):
+        orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     stacked = np.stack(orders)
-    return Balanced(
-        [stacked[:, lo:hi] - lo for lo, hi in pairwise(starts)],
-        smallest / expected if expected else math.nan,
-        dimension,
-    )
+    return Balanced([stacked[:, lo:hi] - lo for lo, hi in pairwise(starts)], herding, visited, dimension)
 
 
 def _sweeper(
