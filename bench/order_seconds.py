@@ -7,9 +7,10 @@
 Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the LSTM on WikiText-2 of order_curves.py;
 4 virtual workers, a constant learning rate. Every run adds its loss after each epoch to FILE; a run that is there is
 not repeated. `--tune` runs every order with three rates, and with the next one beyond while the best is at an end; the
-other runs then have each order's best rate (without it, the middle one). Seconds are epochs times the cost of a step, which order_cost.py measures on a quiet machine (`--cost`),
-so that the load of this machine does not matter: with a cost of 1.04, 25 epochs pay for 26 of random reshuffling.
-Other options of CD-GraB: an order that is a JSON object, such as '{"signal": "exact", "every": 5}'.
+other runs then have each order's best rate (without it, the middle one). Seconds are epochs times the cost of a step,
+which order_cost.py measures on a quiet machine, so that the load of this machine does not matter: with a cost of 1.04,
+25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an order that is a JSON object, such as
+'{"signal": "exact", "every": 5}'.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from equipoise.order import CDGraB, FlipFlop, Order, PairedReversal, Reshuffle
 
 WORKERS, SEEDS = 4, 3
 EPOCHS = {"convex": 20, "lenet": 20, "lstm": 15}
-RATES = {"convex": (0.25, 0.5, 1.0), "lenet": (0.0025, 0.005, 0.01), "lstm": (1.0, 2.0, 4.0)}
+RATES = {"convex": (0.25, 0.5, 1.0), "lenet": (0.005, 0.01, 0.02), "lstm": (1.0, 2.0, 4.0)}
 TUNED_BY = 10  # a seed that is not reported
 ORDERS: dict[str, Callable[[], Order]] = {
     "D-RR": Reshuffle,
@@ -70,7 +71,7 @@ def best_rate(by_rate: dict[str, list[float]]) -> str:
 
 
 def next_rate(by_rate: dict[str, list[float]], rates: tuple[float, ...]) -> float | None:
-    """A rate that has not been tried: of the given ones, then beyond the best where that is the least or the largest."""
+    """A rate that has not been tried: one of the given ones, then one beyond the best where that is at an end."""
     tried = sorted(float(rate) for rate in by_rate)
     if missing := [rate for rate in rates if rate not in tried]:
         return missing[0]

@@ -21,7 +21,7 @@ from .sign_terms import ChooseSign
 from .sweeps import Balanced, Indices, Kept, balance_kept
 
 _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
-_PENDING = 1 << 17  # numbers of steps that are not stored yet: half a megabyte
+_PENDING = 1 << 13  # numbers that steps keep until they are stored: where steps are larger, one at a time
 _LONGEST = 8  # epochs for which an order is learned where `every` is left open,
 _KEPT = 0.8  # and the part of its gain that is enough to learn less often
 

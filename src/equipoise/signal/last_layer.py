@@ -15,7 +15,7 @@ from .factor_view import FactorView, strategy_costs
 from .hooks import LayerCall, on_gradient, refuse_batch_norm
 from .layer_factors import LinearFactors, Span
 from .layer_rules import linear, rule_of
-from .layer_sketch import LayerSketch, SketchedRows
+from .layer_sketch import LayerSketch, SketchedRows, joined
 from .rows import Rows
 
 
@@ -54,7 +54,8 @@ class LastLayer(Signal):
     def view(self) -> GradientView:
         passes, self.passes = self.passes, []  # of tensors without a graph
         if self.sketched or passes[0].a.ndim > 2:
-            return SketchedRows(self.sketch, _joined([call.a for call in passes]), _joined([call.b for call in passes]))
+            gradients = [call.b for call in passes if call.b is not None]
+            return SketchedRows(self.sketch, joined([call.a for call in passes]), joined(gradients))
         count = sum(len(call.a) for call in passes)
         factors = _factors(passes[0]) if len(passes) == 1 else _stacked([_factors(call) for call in passes])
         costs = strategy_costs(*factors.shape)
@@ -118,11 +119,6 @@ class LayerWatch:
         self.signal.passes.append(last)
         if self.signal.watch is None:
             self.signal.watch = LayerWatch(self.signal, [last.module], self.examples)
-
-
-def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor:
-    known = [part for part in parts if part is not None]
-    return known[0] if len(known) == 1 else torch.cat(known)
 
 
 def _factors(call: LayerCall) -> LinearFactors:

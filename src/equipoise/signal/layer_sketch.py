@@ -77,7 +77,7 @@ class SketchedRows(Rows):
     @staticmethod
     def stacked(views: list[Rows]) -> torch.Tensor:
         steps = [view for view in views if isinstance(view, SketchedRows)]
-        rows = steps[0].sketch(*(torch.cat(factors) for factors in zip(*((s.a, s.d) for s in steps), strict=True)))
+        rows = steps[0].sketch(joined([step.a for step in steps]), joined([step.d for step in steps]))
         # backward divided by the number of examples in the batch: undone here.
         counts = [step.items for step in steps]
         if len(set(counts)) == 1:
@@ -87,3 +87,7 @@ class SketchedRows(Rows):
 
     def state(self) -> dict[str, Any]:
         return {"a": self.a.clone(), "d": self.d.clone(), "seed": self.sketch.seed, "width": self.sketch.width}
+
+
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
