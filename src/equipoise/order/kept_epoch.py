@@ -15,10 +15,11 @@ from ..signal import view_from_state
 from ..signal.base import GradientView
 from ..signal.rows import Rows
 from .builder import Builder
+from .kept_messages import balance_on_rank_0
 from .prefix_norm import warn_of_dimension
 from .sign_rules import SIGN_RULES, greedy
 from .sign_terms import ChooseSign
-from .sweeps import Balanced, Indices, Kept, balance_kept
+from .sweeps import Balanced, Kept, balance_kept, no_orders
 
 _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
 _PENDING = 1 << 13  # numbers that steps keep until they are stored: where steps are larger, one at a time
@@ -26,7 +27,7 @@ _LONGEST = 8  # epochs for which an order is learned where `every` is left open,
 _KEPT = 0.8  # and the part of its gain that is enough to learn less often
 
 
-class Step(NamedTuple):
+class KeptStep(NamedTuple):
     number: int
     positions: np.ndarray
     view: Rows
@@ -62,7 +63,7 @@ class KeptEpoch(Builder):
     def begin(self) -> None:
         count = len(self.units.members)
         self.step = 0
-        self.pending: list[Step] = []  # what has not been stored yet,
+        self.pending: list[KeptStep] = []  # what has not been stored yet,
         self.numbers = 0  # and the numbers that it keeps
         self.arrived = np.zeros(count, dtype=np.int64)  # examples of each unit that have been visited
         self.steps = np.zeros(count, dtype=np.int64)  # the step in which its last one was
@@ -76,7 +77,7 @@ class KeptEpoch(Builder):
             return
         if not isinstance(view, Rows):
             view = Rows(self._materialized(view), view.sizes)
-        self.pending.append(Step(self.step, positions, view))
+        self.pending.append(KeptStep(self.step, positions, view))
         self.numbers += view.numbers
         if self.numbers >= _PENDING or self.rows is None:  # at first: are they too long to be kept?
             self._store()
@@ -129,7 +130,7 @@ class KeptEpoch(Builder):
         kept = Kept(torch.zeros(0, 0), np.zeros(0, dtype=np.int64))
         if self.rows is not None:
             kept = Kept(self.rows.detach().cpu()[torch.tensor(full, dtype=torch.int64)], self.steps[full])
-        balanced = self._balance_together(kept) if self.together else self._balance([kept])
+        balanced = balance_on_rank_0(self.context.comm, kept, self._balance) if self.together else self._balance([kept])
         self.relative, self.dimension = balanced.herding, balanced.dimension
         self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
         self.every = len(balanced.orders[0])
@@ -159,9 +160,9 @@ class KeptEpoch(Builder):
     def _balance(self, workers: list[Kept]) -> Balanced:
         used = [kept for kept in workers if len(kept.steps)]
         if not used:
-            return Balanced([_no_orders(self.every)] * len(workers), math.nan, math.nan, math.nan)
+            return Balanced([no_orders(self.every)] * len(workers), math.nan, math.nan, math.nan)
         balanced = balance_kept(used, self.signature, self.sweeps, self._rule, self._epochs)
-        orders, none = iter(balanced.orders), _no_orders(len(balanced.orders[0]))
+        orders, none = iter(balanced.orders), no_orders(len(balanced.orders[0]))
         return balanced._replace(orders=[next(orders) if len(kept.steps) else none for kept in workers])
 
     def _rule(self, sweep: int) -> ChooseSign:
@@ -176,36 +177,6 @@ class KeptEpoch(Builder):
             return float(np.random.default_rng(seed).random())
 
         return lambda product, square: self.rule(product, square, memory, draw)
-
-    def _balance_together(self, kept: Kept) -> Balanced:
-        """Rank 0 balances the sketches of all workers: the result for this one."""
-        comm = self.context.comm
-        shapes = comm.gather_objects((*kept.rows.shape, kept.rows.dtype == torch.float64))
-        width = max(shape[1] for shape in shapes)
-        dtype = torch.float64 if any(double for _, _, double in shapes) else torch.float32
-        peers = [rank for rank in range(1, comm.size) if shapes[rank][0]]
-        balanced = Balanced([_no_orders(1)], math.nan, math.nan, math.nan)
-        if comm.rank == 0:
-            messages = {rank: torch.empty(shapes[rank][0], width + 1, dtype=dtype) for rank in peers}
-            comm.exchange({}, messages).wait()
-            empty = Kept(torch.zeros(0, width), np.zeros(0, dtype=np.int64))
-            others = {
-                rank: Kept(message[:, 1:], message[:, 0].numpy().astype(np.int64)) for rank, message in messages.items()
-            }
-            balanced = self._balance([kept, *(others.get(rank, empty) for rank in range(1, comm.size))])
-        elif comm.rank in peers:
-            message = torch.cat([torch.from_numpy(kept.steps).to(kept.rows.dtype)[:, None], kept.rows], 1)
-            comm.exchange({0: message.contiguous()}, {}).wait()
-        known = [len(balanced.orders[0]), balanced.herding, balanced.visited, balanced.dimension]
-        epochs, *told = comm.broadcast(torch.tensor(known, dtype=torch.float64)).tolist()
-        order = balanced.orders[0] if comm.rank == 0 else _no_orders(int(epochs))
-        if comm.rank == 0:
-            comm.exchange({rank: torch.from_numpy(balanced.orders[rank].copy()) for rank in peers}, {}).wait()
-        elif comm.rank in peers:
-            received = torch.empty(int(epochs), len(kept.steps), dtype=torch.int64)
-            comm.exchange({}, {0: received}).wait()
-            order = received.numpy()
-        return Balanced([order], *told)
 
     def herding(self) -> float:
         return self.relative
@@ -231,14 +202,12 @@ class KeptEpoch(Builder):
                 "continue it with --order.sweeps 1"
             )
         self.rows, self.step, self.every = state["rows"], state["step"], state["every"]
-        views = [(number, np.array(positions), view_from_state(view)) for number, positions, view in state["pending"]]
-        self.pending = [Step(number, positions, view) for number, positions, view in views if isinstance(view, Rows)]
+        self.pending = []
+        for number, positions, view in state["pending"]:
+            rows = view_from_state(view)
+            assert isinstance(rows, Rows)
+            self.pending.append(KeptStep(number, np.array(positions), rows))
         self.numbers = sum(step.view.numbers for step in self.pending)
         self.upcoming = [list(order) for order in state["upcoming"]]
         self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
         self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]
-
-
-def _no_orders(epochs: int) -> Indices:
-    """Of a worker that has visited nothing."""
-    return np.zeros((epochs, 0), dtype=np.int64)

@@ -35,6 +35,11 @@ class Balanced(NamedTuple):
     dimension: float  # effective: 1 / mean squared cosine between different terms
 
 
+def no_orders(epochs: int) -> Indices:
+    """Of a worker that has visited nothing."""
+    return np.zeros((epochs, 0), dtype=np.int64)
+
+
 def balance_kept(
     workers: list[Kept],
     signature: tuple[float, ...],
