@@ -78,6 +78,27 @@ def test_an_order_learns_as_often_as_gradients_change(workers: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("numbers", "found"), [(2_000, [0, 8, 16]), (15_400, [0, 4, 8, 12, 16]), (62_000, [*range(20)])]
+)
+def test_sketches_are_few_compared_with_what_rank_0_sends(numbers: int, found: list[int]) -> None:
+    """Gradients that change ask for every epoch. Rank 0 receives 2 x 256 x 8 doubles in a learned one and sends 4/3 of
+    the `numbers` of a mean over 3 workers: with k epochs between, a tenth of these is enough from 61,440 / k on.
+    """
+
+    def learned(comm: Any) -> list[int]:
+        order, found = bound(CDGraB(), 256, comm), []
+        for epoch in range(20):
+            if order.builder.learning:
+                found.append(epoch)
+            visit(order, sphere(256, 8, seed=100 * epoch + comm.rank), epoch, 4)
+            comm.mean(torch.zeros(numbers))
+            order.epoch(epoch + 1)
+        return found
+
+    assert eq.spawn(learned, 3, virtual=True) == [found] * 3
+
+
+@pytest.mark.parametrize(
     ("options", "chosen"),
     [
         ({}, ("last-layer", 0, 8)),

@@ -95,7 +95,7 @@ def test_the_best_sweep_is_taken() -> None:
 
 def test_further_epochs_are_further_sweeps() -> None:
     kept = [Kept(sphere(30, 4, seed=w), np.arange(30) // 3) for w in range(2)]
-    together = balance_kept(kept, (1.0, -1.0), 1, greedy, lambda herding, visited: 3).orders
+    together = balance_kept(kept, (1.0, -1.0), 1, greedy, lambda visited: 3).orders
     for w in range(2):
         assert together[w].shape == (3, 30)
     again = balance_kept(
@@ -103,7 +103,7 @@ def test_further_epochs_are_further_sweeps() -> None:
         (1.0, -1.0),
         1,
         greedy,
-        lambda herding, visited: 2,
+        lambda visited: 2,
     ).orders
     for first, second in zip(together, again, strict=True):
         np.testing.assert_array_equal(first[0][second], first[1:])

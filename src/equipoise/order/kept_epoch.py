@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
 _PENDING = 1 << 13  # numbers that steps keep until they are stored: where steps are larger, one at a time
 _LONGEST = 8  # epochs for which an order is learned where `every` is left open,
 _KEPT = 0.8  # and the part of its gain that is enough to learn less often
+_TRAFFIC = 0.1  # bytes of sketches that rank 0 receives in these epochs, of those that it sends for the sync
 
 
 class KeptStep(NamedTuple):
@@ -56,6 +58,7 @@ class KeptEpoch(Builder):
         self.signature, self.rule, self.sweeps = signature, SIGN_RULES[sign], sweeps
         self.together = together and context.size > 1
         self.relative, self.dimension, self.warned = math.nan, math.nan, False
+        self.sent = context.comm.ledger.bytes  # when the last learned epoch had ended
         self.rows: torch.Tensor | None = None  # one per unit
         self.upcoming: list[list[int]] = []  # units in the orders of the epochs until the next one is learned from
         self.begin()
@@ -133,20 +136,25 @@ class KeptEpoch(Builder):
         balanced = balance_on_rank_0(self.context.comm, kept, self._balance) if self.together else self._balance([kept])
         self.relative, self.dimension = balanced.herding, balanced.dimension
         self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
-        self.every = len(balanced.orders[0])
+        self.every, self.sent = len(balanced.orders[0]), self.context.comm.ledger.bytes
         self.upcoming = np.array(full, dtype=np.int64)[balanced.orders[0]].tolist()
         self._place_next()
 
-    def _epochs(self, herding: float, visited: float) -> int:
+    def _epochs(self, visited: float, received: int, sent: int) -> int:
         """Until the next learned epoch. Twice as many as until this one if the order that was visited in it is still as
-        balanced as when it was learned, half as many if half of that is lost.
+        balanced as when it was learned, half as many if half of that is lost; more where the sketches that arrived are
+        not few compared with what rank 0 has sent since the last ones.
         """
         if not self.adapts:
             return self.every
         gain, kept = 1 - self.relative, 1 - visited  # of the largest prefix of a random order
+        epochs = self.every
         if kept >= _KEPT * gain:
-            return min(2 * self.every, _LONGEST)
-        return max(1, self.every // 2) if kept < gain / 2 else self.every
+            epochs = 2 * self.every
+        elif kept < gain / 2:
+            epochs = max(1, self.every // 2)
+        least = math.ceil(received * self.every / (_TRAFFIC * sent)) if sent else 1
+        return min(max(epochs, least), _LONGEST)
 
     def _place_next(self) -> None:
         order = self.upcoming.pop(0)
@@ -161,7 +169,10 @@ class KeptEpoch(Builder):
         used = [kept for kept in workers if len(kept.steps)]
         if not used:
             return Balanced([no_orders(self.every)] * len(workers), math.nan, math.nan, math.nan)
-        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, self._epochs)
+        received = sum(kept.rows.nbytes for kept in workers[1:])
+        sent = self.context.comm.ledger.bytes - self.sent
+        epochs = partial(self._epochs, received=received, sent=sent)
+        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, epochs)
         orders, none = iter(balanced.orders), no_orders(len(balanced.orders[0]))
         return balanced._replace(orders=[next(orders) if len(kept.steps) else none for kept in workers])
 
@@ -189,6 +200,7 @@ class KeptEpoch(Builder):
             "steps": self.steps.tolist(),
             "step": self.step,
             "every": self.every,
+            "sent": self.sent,
             "upcoming": [list(order) for order in self.upcoming],
             "relative": self.relative,
             "dimension": self.dimension,
@@ -201,7 +213,7 @@ class KeptEpoch(Builder):
                 "this checkpoint has an order that is balanced while gradients arrive, as by default before 0.3: "
                 "continue it with --order.sweeps 1"
             )
-        self.rows, self.step, self.every = state["rows"], state["step"], state["every"]
+        self.rows, self.step, self.every, self.sent = state["rows"], state["step"], state["every"], state["sent"]
         self.pending = []
         for number, positions, view in state["pending"]:
             rows = view_from_state(view)

@@ -45,7 +45,7 @@ def balance_kept(
     signature: tuple[float, ...],
     sweeps: int,
     rule: Callable[[int], ChooseSign],
-    epochs: Callable[[float, float], int] = lambda herding, visited: 1,
+    epochs: Callable[[float], int] = lambda visited: 1,
 ) -> Balanced:
     """Balance the sums over all workers up to `sweeps` times; the best of these orders, then one for each epoch more.
 
@@ -56,7 +56,7 @@ def balance_kept(
     halves. A sweep over pairs also separates neighbours, so every batch of the next epoch draws from twice as many of
     the last one. The order of each further epoch is one such sweep away from the one before: as balanced, with other
     batches. (Sweeps over single units end in an order that reproduces itself.) Every worker has visited something.
-    rule: the sign rule of a sweep. epochs: from `herding` and `visited` of the result to how many orders are wanted.
+    rule: the sign rule of a sweep. epochs: from `visited` of the result to how many orders are wanted.
     """
     rows = torch.cat([kept.rows for kept in workers])
     rows = rows - rows.mean(0)
@@ -81,7 +81,7 @@ def balance_kept(
     herding, visited = (h / expected for h in (smallest, _largest_prefix(rows, by_step, begins)))
     further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
     orders = [best]
-    while len(orders) < epochs(herding, visited):
+    while len(orders) < epochs(visited):
         orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     stacked = np.stack(orders)
     return Balanced([stacked[:, lo:hi] - lo for lo, hi in pairwise(starts)], herding, visited, dimension)
