@@ -139,7 +139,14 @@ def steps(worker: Worker, count: int) -> None:
 
 def epochs_of_a_cycle(order: eq.order.Order) -> int:
     """One of them is learned from."""
-    return order.chosen.every if isinstance(order, BalancedOrder) else 1
+    return order.builder.every if isinstance(order, BalancedOrder) else 1
+
+
+def settle(worker: Worker, epoch: int) -> None:
+    """Run until an order that finds out how often it has to learn has done so."""
+    steps(worker, epoch)
+    while isinstance(worker.order, BalancedOrder) and not worker.order.chosen.every and worker.clock.epoch < 16:
+        steps(worker, epoch)
 
 
 def per_example(task: tuple[Any, ...]) -> tuple[dict[str, torch.Tensor], Callable[..., dict[str, torch.Tensor]]]:
@@ -257,9 +264,9 @@ def main() -> None:
         if args.memory:  # before anything has grown this process
             used = {order: peak(task, make) for order, make in compared.items()}
         workers = {order: worker_of(task, make()) for order, make in compared.items()}
-        for worker in workers.values():
-            steps(worker, worker.position.steps_left)
         epoch = -(-len(task[2][0]) // task[3])
+        for worker in workers.values():
+            settle(worker, epoch)
         seconds: dict[str, list[float]] = {order: [] for order in compared}
         cycle = max(epochs_of_a_cycle(worker.order) for worker in workers.values())
         for _ in range(args.repetitions):
@@ -273,6 +280,7 @@ def main() -> None:
             for order, total in spent.items():
                 seconds[order].append(total / (cycle * epoch))
         print(f"{name}: d = {d:,}, plain step {1e3 * sorted(seconds['plain'])[args.repetitions // 2]:.2f} ms")
+        print("  learned epochs: one in", {order: epochs_of_a_cycle(worker.order) for order, worker in workers.items()})
         for order in list(compared)[1:]:
             goal = GOALS.get((name, order))
             rows.append((f"{name}: {order} / plain", median_ratio(seconds[order], seconds["plain"]), goal))

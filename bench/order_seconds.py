@@ -1,19 +1,23 @@
 """Do balanced orders pay in seconds? Training loss at equal epochs and at equal seconds, several seeds.
 
-    python order_seconds.py --data-dir DIR --table FILE                 # convex, lenet and lstm, 3 seeds
+    python order_seconds.py --data-dir DIR --table FILE --tune          # a rate for every order, by seed 10
+    python order_seconds.py --data-dir DIR --table FILE                 # convex, lenet and lstm, seeds 0, 1, 2
     python order_seconds.py --data-dir DIR --table FILE --task lenet --seeds 1 --orders D-RR flip-flop
 
 Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the LSTM on WikiText-2 of order_curves.py;
 4 virtual workers, a constant learning rate. Every run adds its loss after each epoch to FILE; a run that is there is
-not repeated. Seconds are epochs times the cost of a step, which order_cost.py measures on a quiet machine (`--cost`),
-so that the load of this machine does not matter: with a cost of 1.04, 25 epochs pay for 26 of random reshuffling.
-Other options of CD-GraB: an order that is a JSON object, such as '{"signal": "exact", "every": 5}'.
+not repeated. `--tune` runs every order with three rates, and with the next one beyond while the best is at an end; the
+other runs then have each order's best rate (without it, the middle one). Seconds are epochs times the cost of a step,
+which order_cost.py measures on a quiet machine, so that the load of this machine does not matter: with a cost of 1.04,
+25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an order that is a JSON object, such as
+'{"signal": "exact", "every": 5}'.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +32,8 @@ from equipoise.order import CDGraB, FlipFlop, Order, PairedReversal, Reshuffle
 
 WORKERS, SEEDS = 4, 3
 EPOCHS = {"convex": 20, "lenet": 20, "lstm": 15}
+RATES = {"convex": (0.25, 0.5, 1.0), "lenet": (0.005, 0.01, 0.02), "lstm": (1.0, 2.0, 4.0)}
+TUNED_BY = 10  # a seed that is not reported
 ORDERS: dict[str, Callable[[], Order]] = {
     "D-RR": Reshuffle,
     "CD-GraB": CDGraB,
@@ -36,7 +42,6 @@ ORDERS: dict[str, Callable[[], Order]] = {
     "CD-GraB, every epoch, exact": lambda: CDGraB(signal="exact"),
     "CD-GraB, every epoch, projection": lambda: CDGraB(signal="projection", every=1, sweeps=1),
 }
-Table = dict[str, Any]
 # Less noise per step than in order_curves.py (twice the batch, half the rate, four times the images): there, the last
 # loss of one seed differs from another's by more than any order could gain.
 LENET = order_curves.TASKS["lenet"]._replace(
@@ -44,21 +49,59 @@ LENET = order_curves.TASKS["lenet"]._replace(
 )
 
 
-def losses(task: str, order: Order, folder: Path, seed: int) -> list[float]:
+def losses(task: str, order: Order, lr: float, folder: Path, seed: int) -> list[float]:
     """The training loss (convex: minus the optimum) after every epoch."""
     if task == "convex":
         x, y = order_convergence.problem(str(folder) if list(folder.glob("*idx3*")) else None)
         best = order_convergence.optimum(x, y)
-        points = order_convergence.curve(order, x, y, best, 0.5, seed, lambda done: len(done) >= EPOCHS[task])
+        points = order_convergence.curve(order, x, y, best, lr, seed, lambda done: len(done) >= EPOCHS[task])
         return [gap for _, gap in points]
     of = LENET if task == "lenet" else order_curves.TASKS[task]
     data = of.load(folder, False)
-    return [p.loss for p in order_curves.curve(of, data, order, WORKERS, EPOCHS[task], of.lr, seed, tested=16)]
+    return [p.loss for p in order_curves.curve(of, data, order, WORKERS, EPOCHS[task], lr, seed, tested=16)]
 
 
-def settled(values: list[float], epochs: int) -> float:
-    """The mean over the last three epochs: where a random order's last epoch ends is luck."""
-    return statistics.mean(values[max(0, epochs - 3) : epochs])
+def settled(values: list[float]) -> float:
+    """The mean over the last three epochs: where a random order's last epoch ends is luck. Infinite if it diverged."""
+    return statistics.mean(value if math.isfinite(value) else math.inf for value in values[-3:])
+
+
+def best_rate(by_rate: dict[str, list[float]]) -> str:
+    return min(by_rate, key=lambda rate: settled(by_rate[rate]))
+
+
+def next_rate(by_rate: dict[str, list[float]], rates: tuple[float, ...]) -> float | None:
+    """A rate that has not been tried: one of the given ones, then one beyond the best where that is at an end."""
+    tried = sorted(float(rate) for rate in by_rate)
+    if missing := [rate for rate in rates if rate not in tried]:
+        return missing[0]
+    best = float(best_rate(by_rate))
+    return best / 2 if best == tried[0] else best * 2 if best == tried[-1] else None
+
+
+class Runs:
+    """The runs of a file, and those that it lacks."""
+
+    def __init__(self, table: Path, folder: Path):
+        self.table, self.folder = table, folder
+        self.runs: dict[str, Any] = json.loads(table.read_text()) if table.exists() else {}
+
+    def add(self, place: dict[str, list[float]], key: str, task: str, name: str, lr: float, seed: int) -> None:
+        if key not in place:
+            made = ORDERS[name]() if name in ORDERS else CDGraB(**json.loads(name))
+            place[key] = [float(f"{v:.5g}") for v in losses(task, made, lr, self.folder, seed)]
+            self.table.write_text(json.dumps(self.runs, indent=1) + "\n")
+        print(f"{task:<8}{seed:<3} lr {lr:<8g}{name:<60} {settled(place[key]):.5g}", flush=True)
+
+    def tune(self, task: str, name: str) -> None:
+        by_rate = self.runs.setdefault("tuning", {}).setdefault(task, {}).setdefault(name, {})
+        while (lr := next_rate(by_rate, RATES[task])) is not None:
+            self.add(by_rate, f"{lr:g}", task, name, lr, TUNED_BY)
+
+    def run(self, task: str, name: str, seed: int) -> None:
+        by_rate = self.runs.get("tuning", {}).get(task, {}).get(name)
+        lr = float(best_rate(by_rate)) if by_rate else RATES[task][1]
+        self.add(self.runs.setdefault(task, {}).setdefault(name, {}), str(seed), task, name, lr, seed)
 
 
 def main() -> None:
@@ -68,19 +111,17 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", choices=EPOCHS, default=list(EPOCHS))
     parser.add_argument("--orders", nargs="+", default=list(ORDERS)[:4])
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--tune", action="store_true", help=f"choose each order's rate by seed {TUNED_BY}")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table: Table = json.loads(args.table.read_text()) if args.table.exists() else {}
-    for seed in range(args.seeds):
+    runs = Runs(args.table, args.data_dir)
+    for seed in range(1 if args.tune else args.seeds):
         for task in args.task:
             for name in args.orders:
-                runs = table.setdefault(task, {}).setdefault(name, {})
-                if str(seed) not in runs:
-                    made = ORDERS[name]() if name in ORDERS else CDGraB(**json.loads(name))
-                    runs[str(seed)] = [float(f"{v:.5g}") for v in losses(task, made, args.data_dir, seed)]
-                    args.table.write_text(json.dumps(table, indent=1) + "\n")
-                values = runs[str(seed)]
-                print(f"{task:<8}{seed} {name:<60} {settled(values, len(values)):.5g}", flush=True)
+                if args.tune:
+                    runs.tune(task, name)
+                else:
+                    runs.run(task, name, seed)
 
 
 if __name__ == "__main__":

@@ -53,13 +53,58 @@ def test_other_epochs_are_balanced_from_kept_vectors(method: Any) -> None:
     assert all(sorted(positions) == list(range(512)) for positions in epochs)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_order_learns_as_often_as_gradients_change(workers: int) -> None:
+    """Vectors that stay: the interval doubles up to eight epochs. Other ones in every epoch: it falls to one."""
+
+    def learned(comm: Any, moves: range) -> list[int]:
+        order, found = bound(CDGraB(), 256, comm), []
+        for epoch in range(60):
+            if order.builder.learning:
+                found.append(epoch)
+            seed = epoch + 1 if epoch in moves else 0
+            visit(order, sphere(256, 8, seed=100 * seed + comm.rank), epoch, 4)
+            if epoch == 20:  # a resumed run goes on in the same rhythm
+                state, order = order.state_dict(), bound(CDGraB(), 256, comm)
+                order.epoch(0)
+                order.load_state_dict(state)
+            order.epoch(epoch + 1)
+        return found
+
+    for found in eq.spawn(lambda comm: learned(comm, range(0)), workers, virtual=True):
+        assert found == [0, 1, 3, 7, 15, 23, 31, 39, 47, 55]
+    for found in eq.spawn(lambda comm: learned(comm, range(30, 60)), workers, virtual=True):
+        assert found == [0, 1, 3, 7, 15, 23, 31, 35, 37, *range(38, 60)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"), [(2_000, [0, 8, 16]), (15_400, [0, 4, 8, 12, 16]), (62_000, [*range(20)])]
+)
+def test_sketches_are_few_compared_with_what_rank_0_sends(numbers: int, found: list[int]) -> None:
+    """Gradients that change ask for every epoch. Rank 0 receives 2 x 256 x 8 doubles in a learned one and sends 4/3 of
+    the `numbers` of a mean over 3 workers: with k epochs between, a tenth of these is enough from 61,440 / k on.
+    """
+
+    def learned(comm: Any) -> list[int]:
+        order, found = bound(CDGraB(), 256, comm), []
+        for epoch in range(20):
+            if order.builder.learning:
+                found.append(epoch)
+            visit(order, sphere(256, 8, seed=100 * epoch + comm.rank), epoch, 4)
+            comm.mean(torch.zeros(numbers))
+            order.epoch(epoch + 1)
+        return found
+
+    assert eq.spawn(learned, 3, virtual=True) == [found] * 3
+
+
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        ({}, ("last-layer", 5, 8)),
+        ({}, ("last-layer", 0, 8)),
         ({"every": 1}, ("last-layer", 1, 8)),
         ({"sweeps": 1}, ("exact", 1, 1)),
-        ({"signal": "projection"}, ("projection", 5, 8)),
+        ({"signal": "projection"}, ("projection", 0, 8)),
         ({"signal": "projection", "sweeps": 1}, ("projection", 1, 1)),
         ({"signal": "exact"}, ("exact", 1, 1)),
         ({"signal": "batch", "group": 4}, ("batch", 1, 1)),

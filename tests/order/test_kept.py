@@ -17,6 +17,7 @@ from equipoise.order import CDGraB, GraB, IDGraB, PairBalance
 from equipoise.order.prefix_norm import random_prefix
 from equipoise.order.sweeps import Kept, _in_sequence, balance_kept
 from equipoise.signal import Rows
+from equipoise.signal.layer_sketch import LayerSketch
 
 from .drive import bound, largest_prefix, parallel_floor, sphere, visit
 
@@ -96,7 +97,7 @@ def test_the_best_sweep_is_taken() -> None:
 
 def test_further_epochs_are_further_sweeps() -> None:
     kept = [Kept(sphere(30, 4, seed=w), np.arange(30) // 3) for w in range(2)]
-    together = balance_kept(kept, (1.0, -1.0), 1, greedy, 3).orders
+    together = balance_kept(kept, (1.0, -1.0), 1, greedy, lambda visited: 3).orders
     for w in range(2):
         assert together[w].shape == (3, 30)
     again = balance_kept(
@@ -104,7 +105,7 @@ def test_further_epochs_are_further_sweeps() -> None:
         (1.0, -1.0),
         1,
         greedy,
-        2,
+        lambda visited: 2,
     ).orders
     for first, second in zip(together, again, strict=True):
         np.testing.assert_array_equal(first[0][second], first[1:])
@@ -131,6 +132,7 @@ def test_a_group_has_the_mean_of_its_members(signal: str) -> None:
         view = Rows(rows.mean(0, keepdim=True), [size]) if signal == "batch" else Rows(rows, [1] * size)
         order.observe(part, view)
     means = torch.stack([vectors[torch.from_numpy(members)].mean(0) for members in order.builder.units.members])
+    order.builder._store()
     torch.testing.assert_close(order.builder.rows, means)
 
 
@@ -212,18 +214,18 @@ def test_every_sweep_has_its_own_rule() -> None:
 
 
 def test_each_worker_sends_its_sketches_once() -> None:
-    """n rows of k + 1 numbers to rank 0, n indices back for each of 5 epochs, and two numbers to everybody."""
+    """n rows of k + 1 numbers to rank 0, four numbers to everybody, and n indices back for each of 5 epochs."""
     blocks = [sphere(8, 5, seed=w).float() for w in range(3)]
 
     def loop(comm: Any) -> int:
-        order = bound(CDGraB(sweeps=8), 8, comm)
+        order = bound(CDGraB(sweeps=8, every=5), 8, comm)
         visit(order, blocks[comm.rank], 0, 2)
         assert comm.ledger.bytes == 0
         order.epoch(1)
         return comm.ledger.bytes
 
     sent = eq.spawn(loop, 3, virtual=True)
-    assert sum(sent) == 2 * (8 * 6 * 4 + 5 * 8 * 8) + 2 * 2 * 8
+    assert sum(sent) == 2 * (8 * 6 * 4 + 5 * 8 * 8) + 2 * 4 * 8
 
 
 def test_more_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,3 +294,80 @@ def test_training_on_processes_gives_the_bits_of_virtual_workers() -> None:
     assert virtual["params_sha256"] == processes["params_sha256"]
     assert virtual["bytes"] == processes["bytes"]
     assert virtual["health"]["herding"] < 1.0
+
+
+class Learner:
+    """An order with its own signal on a small net whose batches have unequal sizes, in a loop without training."""
+
+    def __init__(self, examples: int = 40):
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 3))
+        self.x = torch.randn(examples, 6)
+        self.order = bound(PairBalance(every=1), examples)
+
+    def visit(self, positions: np.ndarray) -> None:
+        signal, inputs = self.order.watcher, self.x[torch.from_numpy(positions)]
+        with signal.watching(self.net, len(inputs)):
+            self.net(inputs).square().sum(1).mean().backward()
+        self.order.observe(positions, signal.view())
+
+
+def batches_of(positions: np.ndarray) -> list[np.ndarray]:
+    return np.split(positions, [1, 4, 5, 9, 10, 20, 21, 30])
+
+
+def test_vectors_of_many_steps_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is stored with others; the sketches are those that it would have alone, each with its own batch size."""
+    stored = []
+    for most in (1, 3000, 1 << 30):
+        monkeypatch.setattr("equipoise.order.kept_epoch._PENDING", most)
+        learner = Learner()
+        for part in batches_of(learner.order.epoch(0)):
+            learner.visit(part)
+        learner.order.builder._store()
+        stored.append(learner.order.builder.rows)
+        np.testing.assert_array_equal(learner.order.builder.steps[learner.order.builder.units.of[part]], 9)
+    for rows in stored[1:]:
+        torch.testing.assert_close(rows, stored[0], rtol=1e-5, atol=1e-6)
+    assert float(stored[0].norm(dim=1).min()) > 0
+
+
+def test_a_resumed_epoch_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits of a product depend on its size (here: much more): what is not stored yet is resumed as it is."""
+    sketch = LayerSketch.__call__
+    monkeypatch.setattr(LayerSketch, "__call__", lambda self, a, d: sketch(self, a, d) * len(a))
+    monkeypatch.setattr("equipoise.order.kept_epoch._PENDING", 8000)
+    never, saved, resumed = Learner(), Learner(), Learner()
+    parts = batches_of(never.order.epoch(0))
+    saved.order.epoch(0), resumed.order.epoch(0)
+    for number, part in enumerate(parts):
+        never.visit(part)
+        saved.visit(part)
+        if number == 6:
+            assert saved.order.builder.pending
+            resumed.order.load_state_dict(saved.order.state_dict())
+        elif number > 6:
+            resumed.visit(part)
+    orders = [learner.order.epoch(1).tolist() for learner in (never, saved, resumed)]
+    assert orders[0] == orders[1] == orders[2]
+    for learner in (saved, resumed):
+        assert torch.equal(learner.order.builder.rows, never.order.builder.rows)
+
+
+def test_sweeps_end_where_they_gain_little() -> None:
+    """The first that leaves nine tenths of the largest prefix is the last."""
+    vectors, made = sphere(512, 8), []
+
+    def rule(sweep: int) -> Any:
+        made.append(sweep)
+        return greedy(sweep)
+
+    balance_kept([Kept(vectors, np.arange(512))], (1.0, -1.0), 50, rule)
+    count = len(made)
+    assert 4 <= count <= 10
+    reached = []
+    for sweeps in range(1, count + 1):
+        order = balance_kept([Kept(vectors, np.arange(512))], (1.0, -1.0), sweeps, greedy).orders[0][0]
+        reached.append(largest_prefix(vectors[torch.from_numpy(order)]))
+    assert all(later <= 0.9 * earlier for earlier, later in itertools.pairwise(reached[:-1]))
+    assert reached[-1] > 0.9 * reached[-2]

@@ -155,3 +155,39 @@ def test_a_group_has_the_gradient_of_its_pass() -> None:
     view = view_of(eq.signal.GroupGradient(2), model, inputs, passes=3)
     assert view.sizes == [2, 2, 2]
     torch.testing.assert_close(view.vectors(torch.eye(3)), torch.stack([rows[i : i + 2].mean(0) for i in (0, 2, 4)]))
+
+
+def test_the_last_layer_is_left_as_it_was() -> None:
+    """Also one with a `forward` of its own, and after an error; its calls outside of a pass are not seen."""
+    torch.manual_seed(3)
+    head, inputs = nn.Linear(5, 3), torch.randn(6, 5)
+    signal = eq.signal.LastLayer(sketched=True).bind(Context(current_comm(), worker=WorkerInfo()))
+    for own in (False, True):
+        if own:
+            head.forward = lambda x, plain=head.forward: 2 * plain(x)
+            signal.watch = None
+        before = dict(vars(head))
+        for _ in range(2):
+            with signal.watching(head, 6):
+                head(inputs).sum().backward()
+            assert vars(head) == before
+            head(inputs)
+            assert signal.view().items == 6
+        with pytest.raises(RuntimeError), signal.watching(head, 6):
+            head(inputs).backward()
+        assert vars(head) == before
+        assert not signal.passes
+
+
+def test_a_buffer_that_is_filled_again_does_not_change_what_was_seen() -> None:
+    torch.manual_seed(3)
+    head, inputs = nn.Linear(5, 3), torch.randn(6, 5)
+    signal = eq.signal.LastLayer(sketched=True).bind(Context(current_comm(), worker=WorkerInfo()))
+    views = []
+    for _ in range(2):
+        with signal.watching(head, 6):
+            head(inputs).sum().backward()
+        views.append(signal.view())
+    expected = views[0].rows
+    inputs.fill_(7.0)
+    assert torch.equal(views[1].rows, expected)

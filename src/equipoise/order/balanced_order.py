@@ -23,12 +23,12 @@ _SIGNAL = (
     "the last layer, exact where signs are needed while an epoch runs"
 )
 _SHORT = ("projection", "count-sketch", "last-layer")
-_EVERY, _SWEEPS = 5, 8
+_SWEEPS = 8
 
 
 class Chosen(NamedTuple):
     signal: str
-    every: int
+    every: int  # 0: as the kept vectors tell
     sweeps: int
 
 
@@ -50,7 +50,9 @@ class BalancedOrder(Order):
     sign: str = option("greedy", help="sign rule", choices=tuple(SIGN_RULES))
     group: int = option(1, help="examples that stay together and are ordered as one unit", least=1)
     every: int = option(
-        0, help=f"learn from one epoch of so many; 0: {_EVERY} where vectors are kept, 1 where they are not", least=0
+        0,
+        help="learn from one epoch of so many; 0: from every one where vectors are not kept, else as often as it pays",
+        least=0,
     )
     sweeps: int = option(
         0,
@@ -65,7 +67,7 @@ class BalancedOrder(Order):
         kept = not self.streams and self.sweeps != 1
         signal = self.signal if self.signal != "auto" else "last-layer" if kept else "exact"
         sweeps = self.sweeps or (_SWEEPS if kept and signal in _SHORT else 1)
-        return Chosen(signal, self.every or (_EVERY if sweeps > 1 else 1), sweeps)
+        return Chosen(signal, self.every or (0 if sweeps > 1 else 1), sweeps)
 
     def check(self) -> None:
         if self.signal == "batch" and self.group == 1:

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..core.context import Context
 from ..core.errors import UserError
+from ..signal import view_from_state
 from ..signal.base import GradientView
 from ..signal.rows import Rows
 from .builder import Builder
+from .kept_messages import balance_on_rank_0
 from .prefix_norm import warn_of_dimension
-from .sign_rules import SIGN_RULES
+from .sign_rules import SIGN_RULES, greedy
 from .sign_terms import ChooseSign
-from .sweeps import Balanced, Kept, balance_kept
+from .sweeps import Balanced, Kept, balance_kept, no_orders
 
 _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
+_PENDING = 1 << 13  # numbers that steps keep until they are stored: where steps are larger, one at a time
+_LONGEST = 8  # epochs for which an order is learned where `every` is left open,
+_KEPT = 0.8  # and the part of its gain that is enough to learn less often
+_TRAFFIC = 0.1  # bytes of sketches that rank 0 receives in these epochs, of those that it sends for the sync
+
+
+class KeptStep(NamedTuple):
+    number: int
+    positions: np.ndarray
+    view: Rows
 
 
 class KeptEpoch(Builder):
@@ -39,10 +53,12 @@ class KeptEpoch(Builder):
         sweeps: int,
         together: bool,
     ):
-        super().__init__(context, group, every)
+        super().__init__(context, group, every or 1)
+        self.adapts = not every
         self.signature, self.rule, self.sweeps = signature, SIGN_RULES[sign], sweeps
         self.together = together and context.size > 1
         self.relative, self.dimension, self.warned = math.nan, math.nan, False
+        self.sent = context.comm.ledger.bytes  # when the last learned epoch had ended
         self.rows: torch.Tensor | None = None  # one per unit
         self.upcoming: list[list[int]] = []  # units in the orders of the epochs until the next one is learned from
         self.begin()
@@ -50,26 +66,44 @@ class KeptEpoch(Builder):
     def begin(self) -> None:
         count = len(self.units.members)
         self.step = 0
+        self.pending: list[KeptStep] = []  # what has not been stored yet,
+        self.numbers = 0  # and the numbers that it keeps
         self.arrived = np.zeros(count, dtype=np.int64)  # examples of each unit that have been visited
         self.steps = np.zeros(count, dtype=np.int64)  # the step in which its last one was
         if self.rows is not None and self.units.group > 1:
             self.rows.zero_()
 
     def observe(self, positions: np.ndarray, view: GradientView | None) -> None:
+        """Only remember the step: what many of them have in common is done for all of them at once."""
         self.step += 1
         if view is None or not len(positions):
             return
-        rows = view.rows if isinstance(view, Rows) else self._materialized(view)
-        if self.rows is None:
-            self.rows = self._allocated(rows)
-        units = self.units.of[positions]
-        if self.units.group == 1 and len(rows) == len(positions):
-            self.rows[torch.from_numpy(units).to(rows.device)] = rows
-            self.arrived[units] += 1
-        else:
-            self._add_groups(units, rows, view.sizes)
+        if not isinstance(view, Rows):
+            view = Rows(self._materialized(view), view.sizes)
+        self.pending.append(KeptStep(self.step, positions, view))
+        self.numbers += view.numbers
+        if self.numbers >= _PENDING or self.rows is None:  # at first: are they too long to be kept?
+            self._store()
+
+    def _store(self) -> None:
+        """Compute and store the vectors of the pending steps.
+
+        The bits of a product depend on its size. So what is pending is a part of the state, and a checkpoint changes
+        nothing.
+        """
+        pending, self.pending, self.numbers = self.pending, [], 0
+        for _, alike in groupby(pending, lambda step: step.view.kind):
+            steps = list(alike)
+            rows = type(steps[0].view).stacked([step.view for step in steps])
+            if self.rows is None:
+                self.rows = self._allocated(rows)
+            units = self.units.of[np.concatenate([step.positions for step in steps])]
+            if self.units.group == 1 and len(rows) == len(units):
+                self.rows[torch.from_numpy(units).to(rows.device)] = rows
+            else:
+                self._add_groups(units, rows, [size for step in steps for size in step.view.sizes])
             np.add.at(self.arrived, units, 1)
-        self.steps[units] = self.step
+            self.steps[units] = np.repeat([step.number for step in steps], [len(step.positions) for step in steps])
 
     def _add_groups(self, units: np.ndarray, rows: torch.Tensor, sizes: list[int]) -> None:
         """A row is the mean over consecutive examples; a unit's vector is the mean over its members."""
@@ -94,15 +128,33 @@ class KeptEpoch(Builder):
         return view.vectors(torch.eye(view.items, dtype=view.zeros().dtype, device=view.zeros().device))
 
     def finish(self) -> None:
+        self._store()
         full = [unit for unit in self.units.sequence if self.arrived[unit] == self.units.group]  # none that is short
         kept = Kept(torch.zeros(0, 0), np.zeros(0, dtype=np.int64))
         if self.rows is not None:
             kept = Kept(self.rows.detach().cpu()[torch.tensor(full, dtype=torch.int64)], self.steps[full])
-        balanced = self._balance_together(kept) if self.together else self._balance([kept])
+        balanced = balance_on_rank_0(self.context.comm, kept, self._balance) if self.together else self._balance([kept])
         self.relative, self.dimension = balanced.herding, balanced.dimension
         self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
+        self.every, self.sent = len(balanced.orders[0]), self.context.comm.ledger.bytes
         self.upcoming = np.array(full, dtype=np.int64)[balanced.orders[0]].tolist()
         self._place_next()
+
+    def _epochs(self, visited: float, received: int, sent: int) -> int:
+        """Until the next learned epoch. Twice as many as until this one if the order that was visited in it is still as
+        balanced as when it was learned, half as many if half of that is lost; more where the sketches that arrived are
+        not few compared with what rank 0 has sent since the last ones.
+        """
+        if not self.adapts:
+            return self.every
+        gain, kept = 1 - self.relative, 1 - visited  # of the largest prefix of a random order
+        epochs = self.every
+        if kept >= _KEPT * gain:
+            epochs = 2 * self.every
+        elif kept < gain / 2:
+            epochs = max(1, self.every // 2)
+        least = math.ceil(received * self.every / (_TRAFFIC * sent)) if sent else 1
+        return min(max(epochs, least), _LONGEST)
 
     def _place_next(self) -> None:
         order = self.upcoming.pop(0)
@@ -116,12 +168,17 @@ class KeptEpoch(Builder):
     def _balance(self, workers: list[Kept]) -> Balanced:
         used = [kept for kept in workers if len(kept.steps)]
         if not used:
-            return Balanced([kept.steps[None] for kept in workers], math.nan, math.nan)
-        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, self.every)
-        orders = iter(balanced.orders)
-        return balanced._replace(orders=[next(orders) if len(kept.steps) else kept.steps[None] for kept in workers])
+            return Balanced([no_orders(self.every)] * len(workers), math.nan, math.nan, math.nan)
+        received = sum(kept.rows.nbytes for kept in workers[1:])
+        sent = self.context.comm.ledger.bytes - self.sent
+        epochs = partial(self._epochs, received=received, sent=sent)
+        balanced = balance_kept(used, self.signature, self.sweeps, self._rule, epochs)
+        orders, none = iter(balanced.orders), no_orders(len(balanced.orders[0]))
+        return balanced._replace(orders=[next(orders) if len(kept.steps) else none for kept in workers])
 
     def _rule(self, sweep: int) -> ChooseSign:
+        if self.rule is greedy:  # it has no memory
+            return lambda product, square: 1 if product <= 0 else -1
         terms = float(len(self.units.members) // len(self.signature))
         memory: dict[str, float] = {"epochs": float(self.number + 1 + sweep), "terms": terms}
 
@@ -132,45 +189,18 @@ class KeptEpoch(Builder):
 
         return lambda product, square: self.rule(product, square, memory, draw)
 
-    def _balance_together(self, kept: Kept) -> Balanced:
-        """Rank 0 balances the sketches of all workers: the result for this one."""
-        comm = self.context.comm
-        shapes = comm.gather_objects((*kept.rows.shape, kept.rows.dtype == torch.float64))
-        width = max(shape[1] for shape in shapes)
-        dtype = torch.float64 if any(double for _, _, double in shapes) else torch.float32
-        peers = [rank for rank in range(1, comm.size) if shapes[rank][0]]
-        numbers = torch.full((2,), math.nan, dtype=torch.float64)
-        if comm.rank == 0:
-            messages = {rank: torch.empty(shapes[rank][0], width + 1, dtype=dtype) for rank in peers}
-            comm.exchange({}, messages).wait()
-            empty = Kept(torch.zeros(0, width), np.zeros(0, dtype=np.int64))
-            others = {
-                rank: Kept(message[:, 1:], message[:, 0].numpy().astype(np.int64)) for rank, message in messages.items()
-            }
-            balanced = self._balance([kept, *(others.get(rank, empty) for rank in range(1, comm.size))])
-            comm.exchange({rank: torch.from_numpy(balanced.orders[rank].copy()) for rank in peers}, {}).wait()
-            order = balanced.orders[0]
-            numbers = torch.tensor([balanced.herding, balanced.dimension], dtype=torch.float64)
-        elif comm.rank in peers:
-            message = torch.cat([torch.from_numpy(kept.steps).to(kept.rows.dtype)[:, None], kept.rows], 1)
-            comm.exchange({0: message.contiguous()}, {}).wait()
-            received = torch.empty(self.every, len(kept.steps), dtype=torch.int64)
-            comm.exchange({}, {0: received}).wait()
-            order = received.numpy()
-        else:
-            order = kept.steps[None]
-        herding, dimension = comm.broadcast(numbers).tolist()
-        return Balanced([order], herding, dimension)
-
     def herding(self) -> float:
         return self.relative
 
     def own_state(self) -> dict[str, Any]:
         return {
             "rows": None if self.rows is None else self.rows.clone(),
+            "pending": [[step.number, step.positions.tolist(), step.view.state()] for step in self.pending],
             "arrived": self.arrived.tolist(),
             "steps": self.steps.tolist(),
             "step": self.step,
+            "every": self.every,
+            "sent": self.sent,
             "upcoming": [list(order) for order in self.upcoming],
             "relative": self.relative,
             "dimension": self.dimension,
@@ -183,7 +213,13 @@ class KeptEpoch(Builder):
                 "this checkpoint has an order that is balanced while gradients arrive, as by default before 0.3: "
                 "continue it with --order.sweeps 1"
             )
-        self.rows, self.step = state["rows"], state["step"]
+        self.rows, self.step, self.every, self.sent = state["rows"], state["step"], state["every"], state["sent"]
+        self.pending = []
+        for number, positions, view in state["pending"]:
+            rows = view_from_state(view)
+            assert isinstance(rows, Rows)
+            self.pending.append(KeptStep(number, np.array(positions), rows))
+        self.numbers = sum(step.view.numbers for step in self.pending)
         self.upcoming = [list(order) for order in state["upcoming"]]
         self.arrived, self.steps = np.array(state["arrived"], np.int64), np.array(state["steps"], np.int64)
         self.relative, self.dimension, self.warned = state["relative"], state["dimension"], state["warned"]

@@ -18,7 +18,7 @@ from .sign_terms import PAIR, ChooseSign, TermSigns, sign_sequentially
 Indices = npt.NDArray[np.int64]
 
 _BLOCK = 64  # terms whose products are computed together
-_PATIENCE = 2  # sweeps without a better order, after which no more are made
+_GAIN = 0.9  # of the largest prefix: a sweep that leaves more of it is the last one
 
 
 class Kept(NamedTuple):
@@ -31,7 +31,13 @@ class Kept(NamedTuple):
 class Balanced(NamedTuple):
     orders: list[Indices]  # of every worker: [epochs, units], of its units as they were visited
     herding: float  # the largest prefix of the first of these orders, relative to a random one
+    visited: float  # the same for the order in which the vectors were visited
     dimension: float  # effective: 1 / mean squared cosine between different terms
+
+
+def no_orders(epochs: int) -> Indices:
+    """Of a worker that has visited nothing."""
+    return np.zeros((epochs, 0), dtype=np.int64)
 
 
 def balance_kept(
@@ -39,7 +45,7 @@ def balance_kept(
     signature: tuple[float, ...],
     sweeps: int,
     rule: Callable[[int], ChooseSign],
-    epochs: int = 1,
+    epochs: Callable[[float], int] = lambda visited: 1,
 ) -> Balanced:
     """Balance the sums over all workers up to `sweeps` times; the best of these orders, then one for each epoch more.
 
@@ -50,7 +56,7 @@ def balance_kept(
     halves. A sweep over pairs also separates neighbours, so every batch of the next epoch draws from twice as many of
     the last one. The order of each further epoch is one such sweep away from the one before: as balanced, with other
     batches. (Sweeps over single units end in an order that reproduces itself.) Every worker has visited something.
-    rule: the sign rule of a sweep.
+    rule: the sign rule of a sweep. epochs: from `visited` of the result to how many orders are wanted.
     """
     rows = torch.cat([kept.rows for kept in workers])
     rows = rows - rows.mean(0)
@@ -60,28 +66,25 @@ def balance_kept(
     begins = np.flatnonzero(np.diff(steps[by_step], prepend=-1))
     sweep = _sweeper(rows, workers, starts, signature, rule)
     order = best = np.arange(len(rows))
-    smallest, since, cosine = math.inf, 0, 0.0
+    smallest, cosine = math.inf, 0.0
     for number in range(sweeps):
         order, found = sweep(order, number)
         cosine = cosine or found
-        reached, since = _largest_prefix(rows, order[by_step], begins), since + 1
+        before, reached = smallest, _largest_prefix(rows, order[by_step], begins)
         if reached < smallest:
-            smallest, best, since = reached, order, 0
-        if since == _PATIENCE:
+            smallest, best = reached, order
+        if reached > _GAIN * before:
             break
-    further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
-    orders = [best]
-    while len(orders) < epochs:
-        orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     dimension = 1 / cosine if cosine else math.nan
     variance = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2 / max(1, len(rows))
-    expected = random_prefix(float(len(rows)), variance, dimension)
+    expected = random_prefix(float(len(rows)), variance, dimension) or math.nan
+    herding, visited = (h / expected for h in (smallest, _largest_prefix(rows, by_step, begins)))
+    further = sweep if signature == PAIR else _sweeper(rows, workers, starts, PAIR, rule)
+    orders = [best]
+    while len(orders) < epochs(visited):
+        orders.append(further(orders[-1], sweeps + len(orders) - 1)[0])
     stacked = np.stack(orders)
-    return Balanced(
-        [stacked[:, lo:hi] - lo for lo, hi in pairwise(starts)],
-        smallest / expected if expected else math.nan,
-        dimension,
-    )
+    return Balanced([stacked[:, lo:hi] - lo for lo, hi in pairwise(starts)], herding, visited, dimension)
 
 
 def _sweeper(
@@ -128,8 +131,8 @@ def _signs(
     rows: torch.Tensor, members: Indices, signature: tuple[float, ...], choose_sign: ChooseSign
 ) -> tuple[npt.NDArray[np.float64], float]:
     """The signs of these terms, one after the other, and the mean squared cosine between them."""
-    first = rows[torch.from_numpy(members[:, 0])]
-    v = first - rows[torch.from_numpy(members[:, 1])] if signature == PAIR else first
+    first, *second = (torch.index_select(rows, 0, torch.from_numpy(column)) for column in members.T.copy())
+    v = first - second[0] if signature == PAIR else first
     total, signs, cosines = rows.new_zeros(rows.shape[1]), [], []
     for block in torch.split(v, _BLOCK):
         signed = sign_sequentially(on_host(block @ total).numpy(), on_host(block @ block.T).numpy(), choose_sign)

@@ -9,6 +9,7 @@ from .factor_view import FactorView
 from .forward import Forward as Forward
 from .group_gradient import GroupGradient as GroupGradient
 from .last_layer import LastLayer as LastLayer
+from .layer_sketch import LayerSketch, SketchedRows
 from .projection import Projection as Projection
 from .rows import Rows as Rows
 
@@ -33,6 +34,8 @@ def signal_of(name: str, group: int, short: bool = False) -> Signal:
 
 def view_from_state(state: dict[str, Any]) -> GradientView:
     """The view that `GradientView.state` described."""
+    if "d" in state:
+        return SketchedRows(LayerSketch(state["seed"], state["width"]), state["a"], state["d"])
     return Rows(state["rows"], state["sizes"]) if "rows" in state else FactorView.from_state(state)
 
 

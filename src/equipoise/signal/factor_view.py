@@ -15,7 +15,7 @@ from .layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, Lin
 
 # One pass over a vector in memory costs as many multiplications per number, and one call as many as this.
 _PASS, _CALL = 8, 1 << 18
-_AXPY = 48  # the same for `S += G`, which reads two vectors and writes one (measured: bench/order_cost.py)
+_AXPY = 20  # the same for `S += G`, which reads two vectors and writes one (measured: bench/order_cost.py)
 
 
 class FactorView(GradientView):

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import UserError
@@ -15,10 +15,8 @@ from .factor_view import FactorView, strategy_costs
 from .hooks import LayerCall, on_gradient, refuse_batch_norm
 from .layer_factors import LinearFactors, Span
 from .layer_rules import linear, rule_of
-from .projection import KroneckerSketch
+from .layer_sketch import LayerSketch, SketchedRows, joined
 from .rows import Rows
-
-_MOST = 32  # numbers of a side that is not projected
 
 
 @dataclass
@@ -39,49 +37,26 @@ class LastLayer(Signal):
     sketched: bool = option(False, help="a sketch of the layer in any case")
 
     def init_state(self) -> None:
-        self.last: nn.Module | None = None
+        self.watch: LayerWatch | None = None  # of the last layer, once it is known
         self.passes: list[LayerCall] = []
-        self.sketch = KroneckerSketch(self.context.worker.seed, self.width)
-        self.projection: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.sketch = LayerSketch(self.context.worker.seed, self.width)
 
-    @contextlib.contextmanager
-    def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
-        if self.last is None:
+    def watching(self, model: nn.Module, examples: int) -> contextlib.AbstractContextManager[None]:
+        if self.watch is None:
             refuse_batch_norm(model)
-        calls: list[LayerCall] = []
-
-        def forward(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            # Neither an evaluation nor something else than examples.
-            if args and output.requires_grad and len(a := args[0]) == examples == len(output):
-                by_input = (self.sketched or a.ndim > 2) and a.requires_grad and a.shape[-1] < output.shape[-1]
-                side = a if by_input else output
-                calls.append(LayerCall(module, a.detach(), side.shape))
-                on_gradient(side, calls[-1].keep)
-
-        modules = [self.last] if self.last is not None else [m for m in model.modules() if rule_of(m) is linear]
-        handles = [module.register_forward_hook(forward) for module in modules]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not calls:
-            raise UserError("the model has no linear layer with the examples first: use --order.signal exact or batch")
-        # A checkpointed block is computed again in backward: those calls get no gradient.
-        last = next((call for call in reversed(calls) if call.b is not None), calls[-1])
-        self.last = last.module
-        self.passes.append(last)
+            return LayerWatch(self, [module for module in model.modules() if rule_of(module) is linear], examples)
+        self.watch.examples = examples
+        return self.watch
 
     def forget(self) -> None:
         self.passes = []
 
     def view(self) -> GradientView:
         passes, self.passes = self.passes, []  # of tensors without a graph
+        if self.sketched or passes[0].a.ndim > 2:
+            gradients = [call.b for call in passes if call.b is not None]
+            return SketchedRows(self.sketch, joined([call.a for call in passes]), joined(gradients))
         count = sum(len(call.a) for call in passes)
-        if self.sketched or len(passes[0].a.shape) > 2:
-            sketches = [self._sketch(call) for call in passes]
-            rows = torch.cat(sketches) if len(sketches) > 1 else sketches[0]
-            return Rows(rows if count == 1 else rows.mul_(count), [1] * count)
         factors = _factors(passes[0]) if len(passes) == 1 else _stacked([_factors(call) for call in passes])
         costs = strategy_costs(*factors.shape)
         if self.context.size == 1 and costs["materialized"] < costs["ghost"]:  # with more workers, factors are shorter
@@ -92,29 +67,58 @@ class LastLayer(Signal):
         view.sample = torch.mm(factors.b[:, 0].T, factors.a[:, 0, ::columns]).flatten() * count
         return view
 
-    def _sketch(self, call: LayerCall) -> torch.Tensor:
-        """[B, numbers of d * (1 + width)]."""
-        count, a = len(call.a), call.a.float()
-        d = a.new_zeros(call.shape) if call.b is None else call.b.float()
-        a, d = a.reshape(-1, a.shape[-1]), d.reshape(-1, d.shape[-1])
-        if self.projection is None:
-            self.projection = self._matrices(a)
-        inputs = F.linear(a, *self.projection)
-        if d.shape[1] > _MOST:
-            d = torch.mm(d, self.sketch.matrix(0, 1, d.shape[1], d, _MOST))
-        if len(d) == count:
-            return (d.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
-        return torch.bmm(
-            d.view(count, -1, d.shape[1]).transpose(1, 2), inputs.view(count, -1, inputs.shape[1])
-        ).flatten(1)
 
-    def _matrices(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight and bias of the map from a to (1, P a)."""
-        numbers = a.shape[1]
-        projection = self.sketch.matrix(0, 0, numbers, a) if numbers > self.width else torch.eye(numbers).to(a)
-        one = torch.zeros(1 + projection.shape[1]).to(a)
-        one[0] = 1
-        return torch.cat([torch.zeros_like(projection[:, :1]), projection], 1).T.contiguous(), one
+class LayerWatch:
+    """Around one pass: the input of the last of some linear layers, and the gradient of its smaller side.
+
+    It is there in every step of a learned epoch, where 0.1 ms would be half of a short step. So it is no generator, and
+    stands in for the layer's `forward`: torch calls a module that has hooks in a slower way.
+    """
+
+    def __init__(self, signal: LastLayer, modules: list[nn.Module], examples: int):
+        self.signal, self.examples = signal, examples
+        self.calls: list[LayerCall] = []
+        self.forwards = [(module, module.__dict__.get("forward"), self._forward_of(module)) for module in modules]
+
+    def __enter__(self) -> None:
+        for module, _, forward in self.forwards:
+            module.__dict__["forward"] = forward
+
+    def _forward_of(self, module: nn.Module) -> Callable[..., Any]:
+        plain, sketched = module.forward, self.signal.sketched
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = plain(*args, **kwargs)
+            # Neither an evaluation nor something else than examples.
+            if args and output.requires_grad and (a := args[0]).shape[0] == self.examples == output.shape[0]:
+                computed = a.requires_grad
+                by_input = computed and (sketched or a.ndim > 2) and a.shape[-1] < output.shape[-1]
+                # What is not computed in this pass may be a buffer for the next one's examples.
+                call = LayerCall(module, a.detach() if computed else a.clone(), (a if by_input else output).shape)
+                self.calls.append(call)
+                on_gradient(a if by_input else output, call.keep)
+            return output
+
+        return forward
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        for module, own, _ in self.forwards:
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = own
+        calls, self.calls = self.calls, []
+        if kind is not None:
+            return
+        if not calls:
+            raise UserError("the model has no linear layer with the examples first: use --order.signal exact or batch")
+        # A checkpointed block is computed again in backward: those calls get no gradient.
+        last = next((call for call in reversed(calls) if call.b is not None), calls[-1])
+        if last.b is None:
+            last.b = last.a.new_zeros(last.shape)
+        self.signal.passes.append(last)
+        if self.signal.watch is None:
+            self.signal.watch = LayerWatch(self.signal, [last.module], self.examples)
 
 
 def _factors(call: LayerCall) -> LinearFactors:

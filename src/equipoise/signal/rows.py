@@ -18,6 +18,21 @@ class Rows(GradientView):
         assert len(sizes) == self.items
 
     @property
+    def numbers(self) -> int:
+        """That it keeps in memory."""
+        return self.rows.numel()
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The same for views that can be `stacked`."""
+        return (self.dimension,)
+
+    @staticmethod
+    def stacked(views: list[Rows]) -> torch.Tensor:
+        """The rows of several steps."""
+        return torch.cat([view.rows for view in views])
+
+    @property
     def sample(self) -> torch.Tensor:  # type: ignore[override]
         columns = self.rows[:, :: max(1, self.dimension // SAMPLE)][:, :SAMPLE]
         if sum(self.sizes) == self.items:
