@@ -180,7 +180,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
         for period in periods:
             rules: dict[str, tuple[Any, ...]] = {f"constant {small}": (eq.batch.Fixed(small), lr)}
             rules |= rates | {f"annealed, {args.rounds:.2g} of the rounds": (annealed, lr)}
-            rarer = eq.period.Annealed(steps=period, rounds=args.rounds)
+            rarer = eq.period.AnnealedPeriod(steps=period, rounds=args.rounds)
             rules[f"constant {small}, annealed period"] = (eq.batch.Fixed(small), lr, rarer)
             longer = round(period / args.rounds)
             for f in args.factors:

@@ -32,7 +32,7 @@ P = eq.period
 PERIODS = {
     "post-local": P.PostLocal(switch=2, steps=2),
     "qsr": P.QSR(base=2),
-    "annealed": P.Annealed(steps=2, rounds=1.0),
+    "annealed": P.AnnealedPeriod(steps=2, rounds=1.0),
     "total-steps": P.TotalSteps(steps=2),
 }
 RECIPES = covering.recipes()

@@ -57,7 +57,7 @@ def ends(period: eq.period.Period, steps: int, decay: Any) -> list[int]:
 def test_rounds_are_where_the_integral_of_the_decay_says(power: float) -> None:
     """d = 1 - t: the sum of d^p up to t is 1 - (1 - t)^(p + 1) of the entire one, so round k of R is at its k / R."""
     steps, every = 6000, 10
-    found = ends(eq.period.Annealed(steps=every, rounds=0.25, power=power), steps, lambda t: 1 - t)
+    found = ends(eq.period.AnnealedPeriod(steps=every, rounds=0.25, power=power), steps, lambda t: 1 - t)
     budget = 0.25 * steps / every
     assert len(found) in (budget - 1, budget)  # the last one is due with the last step, where rounding decides
     expected = [steps * (1 - (1 - k / budget) ** (1 / (power + 1))) for k in range(1, len(found) + 1)]
@@ -67,10 +67,10 @@ def test_rounds_are_where_the_integral_of_the_decay_says(power: float) -> None:
 
 def test_no_step_has_two_rounds_and_the_budget_is_taken_elsewhere() -> None:
     """H = 1 / 0.9 on average cannot follow 1 / d: it is 1 in the first part of the run, and less follows d."""
-    found = ends(eq.period.Annealed(steps=1, rounds=0.9), 2000, lambda t: 1 - t)
+    found = ends(eq.period.AnnealedPeriod(steps=1, rounds=0.9), 2000, lambda t: 1 - t)
     assert found[:1000] == list(range(1, 1001))
     assert len(found) == pytest.approx(1800, abs=5)
-    assert ends(eq.period.Annealed(steps=1, rounds=1.0), 50, lambda t: 1 - t)[:40] == list(range(1, 41))
+    assert ends(eq.period.AnnealedPeriod(steps=1, rounds=1.0), 50, lambda t: 1 - t)[:40] == list(range(1, 41))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_no_step_has_two_rounds_and_the_budget_is_taken_elsewhere() -> None:
 )
 def test_the_run_takes_its_budget_of_rounds(rounds: float, power: float, kind: str) -> None:
     constant = train(4, kind=kind).result
-    rarer = train(eq.period.Annealed(steps=4, rounds=rounds, power=power), kind=kind).result
+    rarer = train(eq.period.AnnealedPeriod(steps=4, rounds=rounds, power=power), kind=kind).result
     assert rarer["steps"] == constant["steps"] == 300
     assert constant["rounds"] == 75
     assert rarer["rounds"] == pytest.approx(rounds * 75, abs=1)
@@ -86,22 +86,22 @@ def test_the_run_takes_its_budget_of_rounds(rounds: float, power: float, kind: s
 
 def test_without_a_decay_it_is_a_constant_period() -> None:
     constant = train(8).result["params_sha256"]
-    assert train(eq.period.Annealed(steps=4, rounds=0.5, power=0.0)).result["params_sha256"] == constant
-    rule = eq.period.Annealed(steps=4, rounds=0.5)
+    assert train(eq.period.AnnealedPeriod(steps=4, rounds=0.5, power=0.0)).result["params_sha256"] == constant
+    rule = eq.period.AnnealedPeriod(steps=4, rounds=0.5)
     assert train(rule).result["params_sha256"] != constant
     assert train(rule, kind=None).result["params_sha256"] == train(8, kind=None).result["params_sha256"]
 
 
 def test_a_length_that_is_not_known_means_a_constant_period(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="equipoise"):
-        run = train(eq.period.Annealed(steps=4, rounds=0.5), epochs=None, steps=40)
+        run = train(eq.period.AnnealedPeriod(steps=4, rounds=0.5), epochs=None, steps=40)
     assert run.result["rounds"] == 5
     assert len([r for r in caplog.records if "does not know how long" in r.message]) == 1
 
 
 @pytest.mark.parametrize("stop", [5, 107, 260])
 def test_a_run_resumes_exactly(stop: int, tmp_path: Path) -> None:
-    rule = eq.period.Annealed(steps=4, rounds=0.4)
+    rule = eq.period.AnnealedPeriod(steps=4, rounds=0.4)
     undisturbed = train(rule).result
     train(rule, checkpoint_every=stop, keep=99, out=tmp_path / "run")
     resumed = train(rule, out=tmp_path / "run", resume=stop).result
@@ -110,7 +110,7 @@ def test_a_run_resumes_exactly(stop: int, tmp_path: Path) -> None:
 
 
 def test_an_own_loop_gives_the_same_bits() -> None:
-    rule = eq.period.Annealed(steps=4, rounds=0.4, epochs=2, decay="linear")
+    rule = eq.period.AnnealedPeriod(steps=4, rounds=0.4, epochs=2, decay="linear")
 
     def loop(comm: Comm) -> tuple[list[float], list[int]]:
         seed_worker(0, comm.rank)
@@ -140,6 +140,6 @@ def test_an_own_loop_gives_the_same_bits() -> None:
 
 def test_with_batches_that_grow_too() -> None:
     """Each takes its part: a half of the steps and about a half of the rounds of these."""
-    both = train(eq.period.Annealed(steps=4, rounds=0.5), batch=eq.batch.Annealed(start=8, rounds=0.5)).result
+    both = train(eq.period.AnnealedPeriod(steps=4, rounds=0.5), batch=eq.batch.Annealed(start=8, rounds=0.5)).result
     assert both["steps"] == pytest.approx(150, abs=4)
     assert 0.5 <= both["rounds"] / (both["steps"] / 4) < 0.75

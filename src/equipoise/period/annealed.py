@@ -14,7 +14,7 @@ _GRID = 500  # points of the run at which the budget is added up
 
 
 @dataclass
-class Annealed(Period):
+class AnnealedPeriod(Period):
     """A budget of rounds as the target: rounds become rarer as the learning rate decays, and the run takes that many.
 
         1 / H(t) = min(1, c d(t)^power / steps)      d: the decay of the learning rate, 1 at its peak
