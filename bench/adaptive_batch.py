@@ -10,8 +10,9 @@ an MLP, plain SGD and H = 8. 4 virtual workers. All runs consume the same number
 by the same law, lr(b) = lr (b / b_0)^p by `--scaling`, with warm-up and decay by samples; `--lr` is the best one for
 the small batch. The norm test runs as in the paper (last gradient of a round, measured norm) and in a steadier variant:
 first gradient, debiased, smoothed, slow growth, may shrink. `annealed` grows with the decay of the learning rate to the
-budget `--rounds`; its rivals are the constant batch that takes as many rounds and the small batch with rounds that are
-rarer by as much, each with its learning rate times `--factors`. Goal: the accuracy of the small batch to
+budget `--rounds`, and the annealed period keeps the small batch and makes rounds rarer with the decay, to the same
+budget. Their rivals are the constant batch that takes as many rounds and the small batch with a constant, longer
+period, each with its learning rate times `--factors`. Goal: the accuracy of the small batch to
 within 0.3 points (its loss to within 1 %) with a third of its rounds, and ahead of that constant batch with every seed.
 """
 
@@ -179,6 +180,8 @@ def cases(args: argparse.Namespace) -> list[Case]:
         for period in periods:
             rules: dict[str, tuple[Any, ...]] = {f"constant {small}": (eq.batch.Fixed(small), lr)}
             rules |= rates | {f"annealed, {args.rounds:.2g} of the rounds": (annealed, lr)}
+            rarer = eq.period.AnnealedPeriod(steps=period, rounds=args.rounds)
+            rules[f"constant {small}, annealed period"] = (eq.batch.Fixed(small), lr, rarer)
             longer = round(period / args.rounds)
             for f in args.factors:
                 rules[f"constant {small}, H = {longer}{_times(f)}"] = (eq.batch.Fixed(small), f * lr, longer)

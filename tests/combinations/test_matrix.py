@@ -29,7 +29,12 @@ from . import covering
 
 STEPS, STOP = 6, 3  # most batch rules begin with 32, an epoch of 2 steps: the checkpoint is inside the second one
 P = eq.period
-PERIODS = {"post-local": P.PostLocal(switch=2, steps=2), "qsr": P.QSR(base=2), "total-steps": P.TotalSteps(steps=2)}
+PERIODS = {
+    "post-local": P.PostLocal(switch=2, steps=2),
+    "qsr": P.QSR(base=2),
+    "annealed": P.AnnealedPeriod(steps=2, rounds=1.0),
+    "total-steps": P.TotalSteps(steps=2),
+}
 RECIPES = covering.recipes()
 SOME = RECIPES[::12]
 KEPT = ("params_sha256", "steps", "samples", "rounds", "messages", "bytes", "consensus", "models")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.errors import UserError
+from ..core.foreseen import DECAY_HELP, DECAYS, EPOCHS_HELP, foreseen
 from ..core.method import Metadata, option
 from .base import Batch
 from .lr_scale import SCALINGS, chosen_scaling, gain
@@ -35,7 +36,7 @@ class Annealed(Batch):
 
     metadata: ClassVar[Metadata] = Metadata(
         name="annealed",
-        help="the first choice for fewer rounds: grows as the learning rate decays, to a budget of rounds",
+        help="fewer rounds with SGD: grows as the learning rate decays, to a budget of rounds",
         cites=("smith2018dont", "mccandlish2018empirical"),
     )
 
@@ -50,12 +51,8 @@ class Annealed(Batch):
     scale_lr: str = option(
         "auto", help="the learning rate with the batch; auto: linear for SGD, sqrt for others", choices=SCALINGS
     )
-    epochs: float | None = option(None, help="length of the run, in a loop of your own", above=0)
-    decay: str | None = option(
-        None,
-        help="of the learning rate, in a loop of your own (none: cosine)",
-        choices=(None, "cosine", "linear", "constant"),
-    )
+    epochs: float | None = option(None, help=EPOCHS_HELP, above=0)
+    decay: str | None = option(None, help=DECAY_HELP, choices=DECAYS)
 
     def check(self) -> None:
         if self.most is not None and self.most * self.rounds < self.start:
@@ -65,14 +62,12 @@ class Annealed(Batch):
             )
 
     def init_state(self) -> None:
-        context, forecast = self.context, self.context.forecast
+        context = self.context
         average = self.start / self.rounds
         self.cap = self.most if self.most is not None else math.ceil(5 * average)
-        self.samples: float | None = None if forecast is None else forecast.samples
-        if self.epochs is not None:
-            self.samples = self.epochs * context.worker.total_examples
+        self.forecast = foreseen(context, self.epochs, self.decay)
         self.scaling = chosen_scaling(self.scale_lr, context.optimizer)
-        if self.samples is None and context.rank == 0 and context.flat is not None:
+        if self.forecast is None and context.rank == 0 and context.flat is not None:
             logging.getLogger("equipoise").warning(
                 "batch annealed does not know how long the run is, so batches stay at %d: give its length in epochs or "
                 "samples, and in a loop of your own the option epochs",
@@ -82,7 +77,7 @@ class Annealed(Batch):
         self._sizes: list[int] = []
 
     def sizes(self) -> list[int]:
-        done = 0.0 if self.samples is None else min(1.0, self.context.clock.consumed / self.samples)
+        done = 0.0 if self.forecast is None else self.forecast.done(self.context.clock.consumed)
         size = self.size_at(done)
         if not self._sizes or self._sizes[0] != size:
             self._sizes = [size] * self.context.size
@@ -100,15 +95,8 @@ class Annealed(Batch):
 
     def _shape(self, done: float) -> float:
         """start d(t)^-power."""
-        return self.start * math.pow(max(self._decay(done), 1e-6), -self.power)
-
-    def _decay(self, done: float) -> float:
-        forecast = self.context.forecast
-        if self.samples is None or self.decay == "constant":
-            return 1.0
-        if self.decay is None and forecast is not None and forecast.decay is not None:
-            return forecast.decay(done)
-        return 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        decay = 1.0 if self.forecast is None else self.forecast.decay(done)
+        return self.start * math.pow(max(decay, 1e-6), -self.power)
 
     def _solved(self) -> float:
         """c, by bisection: the larger, the fewer the steps."""

@@ -1,4 +1,5 @@
 # Written by: python -m equipoise.config.stubs
+from .annealed import AnnealedPeriod as AnnealedPeriod
 from .base import Period as Period
 from .every import Every as Every
 from .growing import Growing as Growing
