@@ -46,7 +46,14 @@ SETTINGS = {  # by name: workers, part shuffled, slack, momentum
 }
 RIVALS = ("D-PSGD", "D2", "DSGT")
 EVERYWHERE = (*RIVALS, "DeTAG")
-VARIANTS = ("all-reduce", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen")  # where --variants asks for them
+VARIANTS = (  # where --variants asks for them
+    "all-reduce",
+    "DeTAG, one round",
+    "DeTAG, period R",
+    "DeTAG, period 2R",
+    "DeTAG, slow links",
+    "DeTAG, frozen",
+)
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 FIRST = slice(2, 7)  # of these; the others while the best is at an end
 SEEDS = (0, 1, 2)
@@ -181,7 +188,7 @@ def table(parts: list[Path], earlier: dict[tuple[str, str], dict[str, Any]]) -> 
     """By setting: final losses by seed, rates, rounds, vectors sent, and curves. Parts replace earlier rows."""
     found = [json.loads(path.read_text()) for path in parts]
     rows = list((earlier | {(row["setting"], row["method"]): row for row in found}).values())
-    order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen")
+    order = (VARIANTS[0], *EVERYWHERE, *VARIANTS[1:])
     rows.sort(key=lambda row: order.index(row["method"]))
     return {name: found for name in SETTINGS if complete(found := [row for row in rows if row["setting"] == name])}
 

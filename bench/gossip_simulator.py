@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import conv2d, cross_entropy, group_norm, relu, unfold
 
 import equipoise as eq
-from equipoise.sync.accelerated import FITTED, GossipPlan
+from equipoise.sync.accelerated import FITTED, LONGEST, GossipPlan
 
 
 class LeNet:
@@ -265,11 +265,16 @@ def methods(graph: Any, momentum: float = 0.0) -> dict[str, tuple[Callable[[], A
     """By name: the simulated method, the same of the library, and its period."""
     bound, weights = graph, graph.matrix()
     free = type(graph)(slack=graph.slack)
-    kinds = ((FITTED, None), ("accelerated", None), (FITTED, 1))
-    plan, phase, one = (GossipPlan.make(bound, kind, rounds, "DeTAG") for kind, rounds in kinds)
-    fitted, accelerated, single = (rounds_matrix(weights, each) for each in (plan, phase, one))
+    slow = eq.sync.DeTAG(free).suit(bound.size, 1.0, 1e6)[0]["rounds"]  # what links that are slow ask for
+    kinds = ((FITTED, None), ("accelerated", None), (FITTED, 1), (FITTED, slow))
+    plans = [GossipPlan.make(bound, kind, rounds, "DeTAG") for kind, rounds in kinds]
+    fitted, accelerated, single, finer = (rounds_matrix(weights, plan) for plan in plans)
     more = {"momentum": momentum}
-    few, many = plan.rounds, phase.rounds
+    few, many = plans[0].rounds, plans[1].rounds
+
+    def local(gossip: np.ndarray, rounds: int, length: int) -> Callable[[], Any]:
+        return lambda: LocalSteps(gossip, rounds / length, 2, length=length, **more)
+
     return {
         "all-reduce": (lambda: Average(weights, 1, 2, **more), eq.sync.AllReduce(), 1),
         "D-PSGD": (lambda: DPSGD(weights, 1, 1, **more), eq.sync.DPSGD(free), 1),
@@ -277,7 +282,9 @@ def methods(graph: Any, momentum: float = 0.0) -> dict[str, tuple[Callable[[], A
         "DSGT": (lambda: Tracking(weights, 1, 2, **more), eq.sync.DSGT(free), 1),
         "DeTAG": (lambda: Tracking(fitted, few, 2, **more), eq.sync.DeTAG(free), 1),
         "DeTAG, one round": (lambda: Tracking(single, 1, 2, **more), eq.sync.DeTAG(free, rounds=1), 1),
-        "DeTAG, period R": (lambda: LocalSteps(fitted, 1, 2, length=few, **more), eq.sync.DeTAG(free), few),
+        "DeTAG, period R": (local(fitted, few, few), eq.sync.DeTAG(free), few),
+        "DeTAG, period 2R": (local(fitted, few, 2 * few), eq.sync.DeTAG(free), 2 * few),
+        "DeTAG, slow links": (local(finer, slow, LONGEST), eq.sync.DeTAG(free, rounds=slow), LONGEST),
         "DeTAG, frozen": (lambda: Frozen(accelerated, 1, 2, length=many, **more), eq.sync.DeTAG(free, frozen=True), 1),
     }
 
