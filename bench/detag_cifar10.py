@@ -3,7 +3,7 @@
     python detag_cifar10.py --data-dir DIR --check        # the simulator against the library, a minute
     python detag_cifar10.py --data-dir DIR --part 0/2     # a half of the grid, twenty minutes of one core
     python detag_cifar10.py --data-dir DIR --model mlp    # all of it with a perceptron, five minutes
-    python detag_cifar10.py --table FILE --draw PICTURE   # what the parts have written, as docs/measured/detag.json
+    python detag_cifar10.py --table FILE --draw PICTURE   # docs/measured/detag.json, with the parts on top
 
 A LeNet with strides or a ResNet-8 with GroupNorm on images averaged to 16 x 16, or a perceptron on 8 x 8. Every method
 takes the best of five learning rates by the mean model's training loss at the end with seed 0, and two more seeds at
@@ -36,13 +36,13 @@ from equipoise.simulate.cluster import Cluster, Link, Traffic
 SETTINGS = {  # by name: workers, part shuffled, slack, momentum
     "0 % shuffled": (8, 0.0, 1.0, 0.0),
     "25 % shuffled": (8, 0.25, 1.0, 0.0),
+    "50 % shuffled": (8, 0.5, 1.0, 0.0),
+    "100 % shuffled": (8, 1.0, 1.0, 0.0),
     "slack 0.1": (8, 0.0, 0.1, 0.0),
+    "slack 0.05": (8, 0.0, 0.05, 0.0),
     "slack 0.01": (8, 0.0, 0.01, 0.0),
     "16 workers": (16, 0.0, 1.0, 0.0),
-    "100 % shuffled": (8, 1.0, 1.0, 0.0),
-    "50 % shuffled": (8, 0.5, 1.0, 0.0),
     "momentum 0.9": (8, 0.0, 1.0, 0.9),
-    "slack 0.05": (8, 0.0, 0.05, 0.0),
 }
 RIVALS = ("D-PSGD", "D2", "DSGT")
 EVERYWHERE = (*RIVALS, "DeTAG")
@@ -54,6 +54,7 @@ VARIANTS = (  # where --variants asks for them
     "DeTAG, slow links",
     "DeTAG, frozen",
 )
+DRAWN = (*EVERYWHERE, "DeTAG, slow links")
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 FIRST = slice(2, 7)  # of these; the others while the best is at an end
 SEEDS = (0, 1, 2)
@@ -272,7 +273,12 @@ def main() -> None:
         for row in (row for rows in measured.values() for row in rows):
             row["seconds"] = seconds(row, size, args.batch)
         if args.draw:
-            draw(measured, args.steps, args.draw)
+            names = args.only.split(",") if args.only else list(measured)
+            draw(
+                {name: [row for row in measured[name] if row["method"] in DRAWN] for name in names},
+                args.steps,
+                args.draw,
+            )
         if args.table:  # for docs/make_tables.py: one section for each network, those of other runs are kept
             path = Path(args.table)
             sections = json.loads(path.read_text()) if path.exists() else {}

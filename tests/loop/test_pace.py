@@ -19,7 +19,8 @@ DIGITS = 9610  # parameters of the default model
 
 
 @pytest.mark.parametrize(
-    ("round", "chosen"), [(0.0, (4, 1)), (0.5, (4, 1)), (0.51, (6, 3)), (1.0, (6, 4)), (1.6, (6, 7)), (99.0, (6, LONGEST))]
+    ("round", "chosen"),
+    [(0.0, (4, 1)), (0.5, (4, 1)), (0.51, (6, 3)), (1.0, (6, 4)), (99.0, (6, LONGEST))],
 )
 def test_rounds_are_rare_only_where_those_of_a_step_take_twice_its_time(round: float, chosen: tuple[int, int]) -> None:
     assert paced(4, 6, 1.0, round) == chosen

@@ -35,7 +35,7 @@ class DeTAG(Gossip):
     Stores two vectors (c and z), with R > 1 two more (the displacement of x and z by a round), and sends R messages of
     2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all workers have the
     same g + c, so momentum, Adam and weight decay act as on one worker. Corrections change by differences between two
-    workers: their mean stays zero to rounding, without re-centring.
+    workers, so that their mean stays zero to rounding, without re-centring.
 
     `frozen=True` is the method of the paper, which optimises the number of rounds for a large batch: R gradients at a
     frozen model, one round after each, then one step. y is one phase stale: keep the step below 1 / L. With `overlap`
