@@ -291,13 +291,13 @@ def detag_costs(measured: dict[str, Any]) -> str:
 
 
 def detag_links(measured: list[dict[str, Any]], view: str) -> str:
-    """Simulated seconds by kind of links and choice: mean and range of the seeds, R, H and the learning rate."""
+    """Simulated seconds by ring, links and choice: mean and range of the seeds, R, H and the learning rate."""
     choices = list(dict.fromkeys(row["choice"] for row in measured))
-    by = {(row["links"], row["choice"]): row for row in measured}
+    by = {(row["workers"], row["links"], row["choice"]): row for row in measured}
     body = []
-    for links in dict.fromkeys(row["links"] for row in measured):
-        cells = [links]
-        for row in (by[links, choice] for choice in choices):
+    for workers, links in dict.fromkeys((row["workers"], row["links"]) for row in measured):
+        cells = [f"{workers} workers, {links}"]
+        for row in (by[workers, links, choice] for choice in choices):
             reached = [seconds for seconds in row["seconds"] if math.isfinite(seconds)]
             time = f"reached with {len(reached)} of {len(row['seconds'])} seeds"
             if len(reached) == len(row["seconds"]):

@@ -44,7 +44,7 @@ def test_blocks_and_batches_follow_unequal_speeds_only() -> None:
     assert not any("batch" in c.table for c in starts(recipe.merged({"partition": "sorted"}), UNEQUAL))
 
 
-@pytest.mark.parametrize(("latency", "more"), [(0.0, set()), (0.03, set()), (0.1, {(3, 7)})])
+@pytest.mark.parametrize(("latency", "more"), [(0.0, set()), (0.1, set()), (0.2, {(2, 2)})])
 def test_rounds_and_period_that_suit_the_links_are_among_the_starts(
     latency: float, more: set[tuple[int, int]], tmp_path: Path
 ) -> None:

@@ -38,10 +38,7 @@ from .mixing import Mixing, require_static
 KINDS = ("accelerated", "chebyshev", "plain")
 FITTED = "fitted"
 ENOUGH = 0.4  # of the disagreement may be left by the rounds of one step: with less, gradient tracking gains nothing
-LITTLE = 0.2  # by the rounds after several steps, in which models have moved further apart
-
-LONGEST = 8  # local steps between rounds that links alone may ask for
-PATIENCE = 2.0  # steps that the rounds of one step may take: rarer rounds save less time than they cost steps
+PATIENCE = 8.0  # steps that the rounds of one step may take, before they follow every second step instead
 
 
 def eta(rate: float) -> float:
@@ -102,31 +99,20 @@ def default_rounds(size: int, rate: float, heterogeneity: float = 1.0) -> int:
     return math.ceil(max(0.5 * math.log(max(size, heterogeneity)) / math.sqrt(1.0 - rate), 1.0))
 
 
-def fitted_rounds(delta: float, left: float = ENOUGH) -> int:
-    """The least R for which R fitted rounds leave at most this part of the disagreement."""
+def fitted_rounds(delta: float) -> int:
+    """The least R for which R fitted rounds leave at most `ENOUGH` of the disagreement."""
     rounds = 1
-    while chebyshev_bound(delta, rounds) > left:
+    while chebyshev_bound(delta, rounds) > ENOUGH:
         rounds += 1
     return rounds
 
 
-def fitted_interval(topology: Topology) -> tuple[float, float]:
-    """s and delta: the eigenvalues of I + s (W - I) other than 1 lie in [-delta, delta]."""
-    if topology.size == 1:
-        return 1.0, 0.0
-    highest, lowest = topology.lambda_2(), topology.lambda_min()
-    stretch = 2.0 / (2.0 - highest - lowest)
-    return stretch, 0.5 * stretch * (highest - lowest)
+def paced(rounds: int, step: float, round: float) -> tuple[int, int]:
+    """R and H for links on which a round takes `round` seconds and a step `step`, where the graph asks for `rounds`.
 
-
-def paced(often: int, rarely: int, step: float, round: float) -> tuple[int, int]:
-    """R and H for links on which a round takes `round` seconds and a step `step`.
-
-    `often` rounds after every step, or where these would take too long `rarely` of them after H steps. Fewer rounds
-    than these save bytes and no time: with one round for four, tracking needs a far smaller learning rate.
+    Fewer rounds, or a longer period, save less time than they cost steps, however slow the links: docs/gossip.md.
     """
-    waiting = often * round / step
-    return (often, 1) if waiting <= PATIENCE else (rarely, min(math.ceil(waiting), LONGEST))
+    return rounds, 1 if rounds * round <= PATIENCE * step else 2
 
 
 @dataclass(frozen=True)
@@ -184,7 +170,11 @@ class GossipPlan:
 
     @classmethod
     def _fitted(cls, topology: Topology, rounds: int | None) -> GossipPlan:
-        stretch, delta = fitted_interval(topology)
+        highest, lowest = topology.lambda_2(), topology.lambda_min()
+        if topology.size == 1:
+            return cls((0.0,) * (rounds or 1), 0.0)
+        stretch = 2.0 / (2.0 - highest - lowest)
+        delta = 0.5 * stretch * (highest - lowest)
         rounds = fitted_rounds(delta) if rounds is None else rounds
         return cls(tuple(etas("chebyshev", delta, rounds)), chebyshev_bound(delta, rounds), stretch)
 

@@ -10,7 +10,7 @@ from ..core.method import Metadata, option
 from ..core.vector import ModelSize
 from ..topology.base import Topology
 from ..topology.ring import Ring
-from .accelerated import FITTED, KINDS, LITTLE, GossipPlan, fitted_interval, fitted_rounds, paced
+from .accelerated import FITTED, KINDS, GossipPlan, paced
 from .base import Needs, StepPlan
 from .corrected_steps import CorrectedSteps
 from .frozen_phases import FrozenPhases
@@ -31,7 +31,7 @@ class DeTAG(Gossip):
     least number of rounds that leave at most 0.4 of any disagreement: it grows as 1 / sqrt(gap). The rounds use the
     whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more. With a period of R steps it sends one
     message per step on average, as DSGT does. On a described cluster, where neither R nor the period is given, and R
-    rounds take more than twice as long as a step, they follow H <= 8 steps, as many as leave 0.2 of the disagreement.
+    rounds take more than eight times as long as a step, H is 2.
     Stores two vectors (c and z), with R > 1 two more (the displacement of x and z by a round), and sends R messages of
     2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all workers have the
     same g + c, so momentum, Adam and weight decay act as on one worker. Corrections change by differences between two
@@ -103,11 +103,7 @@ class DeTAG(Gossip):
     def suit(self, size: int, step: float, round: float) -> tuple[dict[str, Any], int] | None:
         if self.frozen or self.rounds is not None:
             return None
-        graph = self.topology.on(size)
-        often = rarely = self._plan(graph).rounds
-        if self.gossip in ("auto", FITTED):
-            rarely = fitted_rounds(fitted_interval(graph)[1], LITTLE)
-        rounds, period = paced(often, rarely, step, round)
+        rounds, period = paced(self._plan(self.topology.on(size)).rounds, step, round)
         return {"rounds": rounds}, period
 
     def sends_before_step(self) -> bool:
