@@ -3,11 +3,12 @@
     python detag_cifar10.py --data-dir DIR --check        # the simulator against the library, a minute
     python detag_cifar10.py --data-dir DIR --part 0/2     # a half of the grid, twenty minutes of one core
     python detag_cifar10.py --data-dir DIR --model mlp    # all of it with a perceptron, five minutes
-    python detag_cifar10.py --table FILE --draw PICTURE   # what the parts have written, as docs/measured/detag.json
+    python detag_cifar10.py --table FILE --draw PICTURE   # docs/measured/detag.json, with the parts on top
 
 A LeNet with strides or a ResNet-8 with GroupNorm on images averaged to 16 x 16, or a perceptron on 8 x 8. Every method
 takes the best of five learning rates by the mean model's training loss at the end with seed 0, and two more seeds at
-that rate. While the best is the lowest or the highest of those tried, the next one beyond is tried too. All take the
+that rate, or at the next best if one of these diverges. While the best is the lowest or the highest of those tried, the
+next one beyond is tried too; D2 and DSGT begin two rates lower where one round mixes little. All take the
 same number of examples; the files also have the rounds, and the vectors that a worker sends to each neighbour per step.
 See `gossip_simulator.py` for how it runs.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -34,17 +36,24 @@ from equipoise.simulate.cluster import Cluster, Link, Traffic
 SETTINGS = {  # by name: workers, part shuffled, slack, momentum
     "0 % shuffled": (8, 0.0, 1.0, 0.0),
     "25 % shuffled": (8, 0.25, 1.0, 0.0),
+    "50 % shuffled": (8, 0.5, 1.0, 0.0),
+    "100 % shuffled": (8, 1.0, 1.0, 0.0),
     "slack 0.1": (8, 0.0, 0.1, 0.0),
+    "slack 0.05": (8, 0.0, 0.05, 0.0),
     "slack 0.01": (8, 0.0, 0.01, 0.0),
     "16 workers": (16, 0.0, 1.0, 0.0),
-    "100 % shuffled": (8, 1.0, 1.0, 0.0),
-    "50 % shuffled": (8, 0.5, 1.0, 0.0),
     "momentum 0.9": (8, 0.0, 1.0, 0.9),
-    "slack 0.05": (8, 0.0, 0.05, 0.0),
 }
 RIVALS = ("D-PSGD", "D2", "DSGT")
 EVERYWHERE = (*RIVALS, "DeTAG")
-VARIANTS = ("all-reduce", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen")  # where --variants asks for them
+VARIANTS = (  # where --variants asks for them
+    "all-reduce",
+    "DeTAG, one round",
+    "DeTAG, period R",
+    "DeTAG, period 2R",
+    "DeTAG, R + 1 rounds, period 8",
+    "DeTAG, frozen",
+)
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 FIRST = slice(2, 7)  # of these; the others while the best is at an end
 SEEDS = (0, 1, 2)
@@ -74,36 +83,50 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
     for method in (*EVERYWHERE, *VARIANTS) if args.variants else EVERYWHERE:
         make = chosen[method][0]
         file = Path(args.out) / f"{name}, {method}.json".replace(" ", "-").replace("%", "percent")
-        if file.exists():
-            continue
-        if time.monotonic() > args.stop:
-            sys.exit(f"not all of it in {args.minutes} minutes: the same command goes on")
+        row = json.loads(file.read_text()) if file.exists() else args.known.get((name, method), {})
+        ends = {float(rate): end for rate, end in row.get("rates", {}).items()}
+        curves = {row["rate"]: dict(enumerate(row["curves"]))} if row else {}  # by rate and seed
 
-        def run(seed: int, rates: list[float], steps: int, make: Any = make) -> list[list[float]]:
+        def run(seed: int, rates: list[float], make: Any = make) -> list[list[float]]:
             """The curve of each rate."""
+            if time.monotonic() > args.stop:
+                sys.exit(f"not all of it in {args.minutes} minutes: the same command goes on")
             blocks = blocks_of(data[1], workers, shuffled, seed)
-            given = {"batch": args.batch, "steps": steps, "seed": seed, "measure": measure, "every": args.steps // 20}
-            curve = sim.simulate(sim.NETWORKS[args.model], make, data, blocks, rates, **given)[1]
-            return [[round(row[column], 4) for row in curve] for column in range(len(rates))]
+            given = {"batch": args.batch, "steps": args.steps, "seed": seed, "every": args.steps // 20}
+            curve = sim.simulate(sim.NETWORKS[args.model], make, data, blocks, rates, measure=measure, **given)[1]
+            return [[round(losses[column], 4) for losses in curve] for column in range(len(rates))]
 
         started = time.process_time()
-        tried = dict(zip(rates[FIRST], run(0, rates[FIRST], args.steps), strict=True))
-        while True:
-            best = min(tried, key=lambda rate, tried=tried: tried[rate][-1])
-            beyond = [rate for rate in neighbours(best, rates) if rate not in tried]
-            if not beyond:
-                break
-            tried[beyond[0]] = run(0, beyond, args.steps)[0]
-        curves = [tried[best], *(run(seed, [best], args.steps)[0] for seed in SEEDS[1 : args.seeds])]
-        print(
-            f"{name:<16} {method:<16} rate {best:<6g} losses {' '.join(f'{curve[-1]:.4f}' for curve in curves)}   "
-            f"{time.process_time() - started:.0f} s",
-            flush=True,
-        )
-        made = make()
+        while missing := untried(ends, rates, rates[first_rates(method, workers, slack)]):
+            curves |= {rate: {0: curve} for rate, curve in zip(missing, run(0, missing), strict=True)}
+            ends |= {rate: curves[rate][0][-1] for rate in missing}
+        for best in sorted(ends, key=lambda rate, ends=ends: ends[rate]):
+            own = curves.setdefault(best, {})
+            own |= {seed: run(seed, [best])[0] for seed in SEEDS[: args.seeds] if seed not in own}
+            if all(math.isfinite(curve[-1]) for curve in own.values()):
+                break  # else the next best: with one of the seeds it diverges
+        made, all_curves = make(), [own[seed] for seed in SEEDS[: args.seeds]]
         row = {"setting": name, "method": method, "rate": best, "rounds": made.rounds, "sent": made.sent}
-        ends = {rate: tried[rate][-1] for rate in sorted(tried)}
-        file.write_text(json.dumps(row | {"curves": curves, "rates": ends}))
+        row |= {"curves": all_curves, "rates": {rate: ends[rate] for rate in sorted(ends)}}
+        if json.loads(json.dumps(row)) == args.known.get((name, method)):
+            continue
+        file.write_text(json.dumps(row))
+        finals = " ".join(f"{curve[-1]:.4f}" for curve in all_curves)
+        took = time.process_time() - started
+        print(f"{name:<16} {method:<16} rate {best:<6g} losses {finals}   {took:.0f} s", flush=True)
+
+
+def first_rates(method: str, workers: int, slack: float) -> slice:
+    """D2 and DSGT take smaller rates where one round mixes little: at larger ones they may not learn at all."""
+    return slice(0, FIRST.stop) if method in ("D2", "DSGT") and (slack < 1 or workers > 8) else FIRST
+
+
+def untried(ends: dict[float, float], rates: list[float], first: list[float]) -> list[float]:
+    """Of the first rates; then the next one beyond, while the best is at an end."""
+    if missing := [rate for rate in first if rate not in ends]:
+        return missing
+    best = min(ends, key=lambda rate: ends[rate])
+    return [rate for rate in neighbours(best, rates) if rate not in ends][:1]
 
 
 def neighbours(rate: float, rates: list[float]) -> list[float]:
@@ -152,10 +175,20 @@ def check(network: Any, data: tuple[torch.Tensor, torch.Tensor], images: torch.T
         assert error < 1e-9, name
 
 
-def table(parts: list[Path]) -> dict[str, Any]:
-    """By setting: final losses by seed, rates, rounds, vectors sent, and curves."""
-    rows = [json.loads(path.read_text()) for path in parts]
-    order = ("all-reduce", *RIVALS, "DeTAG", "DeTAG, one round", "DeTAG, period R", "DeTAG, frozen")
+def known(path: Path, model: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of an earlier table, by setting and method."""
+    sections = json.loads(path.read_text()) if path.exists() else {}
+    found = list(sections.get(model, {"settings": {}})["settings"].values())
+    for row in (row for rows in found for row in rows):
+        row.pop("seconds")
+    return {(row["setting"], row["method"]): row for rows in found for row in rows}
+
+
+def table(parts: list[Path], earlier: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """By setting: final losses by seed, rates, rounds, vectors sent, and curves. Parts replace earlier rows."""
+    found = [json.loads(path.read_text()) for path in parts]
+    rows = list((earlier | {(row["setting"], row["method"]): row for row in found}).values())
+    order = (VARIANTS[0], *EVERYWHERE, *VARIANTS[1:])
     rows.sort(key=lambda row: order.index(row["method"]))
     return {name: found for name in SETTINGS if complete(found := [row for row in rows if row["setting"] == name])}
 
@@ -227,17 +260,24 @@ def main() -> None:
     parser.add_argument("--out", default="detag-cifar10", help="folder of the parts")
     parser.add_argument("--check", action="store_true", help="compare the simulator with the library, nothing else")
     parser.add_argument("--table", metavar="FILE", help="gather the parts in one file")
+    parser.add_argument("--known", metavar="FILE", help="rows of an earlier table that are not run again")
     parser.add_argument("--draw", metavar="PICTURE")
     args = parser.parse_args()
     args.stop = time.monotonic() + 60 * args.minutes
+    args.known = known(Path(args.table or args.known), args.model) if args.table or args.known else {}
     out = Path(args.out)
     if args.table or args.draw:
-        measured = table(sorted(out.glob("*.json")))
+        measured = table(sorted(out.glob("*.json")), args.known)
         size = sum(p.numel() for p in sim.NETWORKS[args.model].module(0).parameters())
         for row in (row for rows in measured.values() for row in rows):
             row["seconds"] = seconds(row, size, args.batch)
         if args.draw:
-            draw(measured, args.steps, args.draw)
+            names = args.only.split(",") if args.only else list(measured)
+            draw(
+                {name: [row for row in measured[name] if row["method"] in EVERYWHERE] for name in names},
+                args.steps,
+                args.draw,
+            )
         if args.table:  # for docs/make_tables.py: one section for each network, those of other runs are kept
             path = Path(args.table)
             sections = json.loads(path.read_text()) if path.exists() else {}

@@ -163,7 +163,7 @@ NETWORKS: dict[str, Any] = {"lenet": LeNet, "resnet": ResNet, "mlp": Perceptron}
 class Method:
     """One update of all models by `step(X, G, lr)`; `gossip` is the matrix of a round, or of all rounds of a step."""
 
-    def __init__(self, gossip: np.ndarray, rounds: float, vectors: int, momentum: float = 0.0):
+    def __init__(self, gossip: np.ndarray, rounds: float, vectors: float, momentum: float = 0.0):
         self.gossip = torch.as_tensor(gossip)
         self.rounds, self.sent = rounds, rounds * vectors  # per step on average; vectors to each neighbour
         self.momentum, self.velocity = momentum, torch.zeros(())
@@ -262,22 +262,32 @@ def rounds_matrix(weights: np.ndarray, plan: GossipPlan) -> np.ndarray:
 
 
 def methods(graph: Any, momentum: float = 0.0) -> dict[str, tuple[Callable[[], Any], Any, int]]:
-    """By name: the simulated method, the same of the library, and its period."""
+    """By name: the simulated method, the same of the library, and its period.
+
+    Vectors are those to each of two neighbours: an all-reduce, which sends 2 (n - 1) / n in all, counts for half of it.
+    """
     bound, weights = graph, graph.matrix()
     free = type(graph)(slack=graph.slack)
-    kinds = ((FITTED, None), ("accelerated", None), (FITTED, 1))
-    plan, phase, one = (GossipPlan.make(bound, kind, rounds, "DeTAG") for kind, rounds in kinds)
-    fitted, accelerated, single = (rounds_matrix(weights, each) for each in (plan, phase, one))
+    finer = GossipPlan.make(bound, FITTED, None, "DeTAG").rounds + 1
+    kinds = ((FITTED, None), ("accelerated", None), (FITTED, 1), (FITTED, finer))
+    plans = [GossipPlan.make(bound, kind, rounds, "DeTAG") for kind, rounds in kinds]
+    fitted, accelerated, single, finely = (rounds_matrix(weights, plan) for plan in plans)
     more = {"momentum": momentum}
-    few, many = plan.rounds, phase.rounds
+    few, many = plans[0].rounds, plans[1].rounds
+
+    def local(gossip: np.ndarray, rounds: int, length: int) -> Callable[[], Any]:
+        return lambda: LocalSteps(gossip, rounds / length, 2, length=length, **more)
+
     return {
-        "all-reduce": (lambda: Average(weights, 1, 2, **more), eq.sync.AllReduce(), 1),
+        "all-reduce": (lambda: Average(weights, 1, 1 - 1 / bound.size, **more), eq.sync.AllReduce(), 1),
         "D-PSGD": (lambda: DPSGD(weights, 1, 1, **more), eq.sync.DPSGD(free), 1),
         "D2": (lambda: D2(weights, 1, 1, **more), eq.sync.D2(free), 1),
         "DSGT": (lambda: Tracking(weights, 1, 2, **more), eq.sync.DSGT(free), 1),
         "DeTAG": (lambda: Tracking(fitted, few, 2, **more), eq.sync.DeTAG(free), 1),
         "DeTAG, one round": (lambda: Tracking(single, 1, 2, **more), eq.sync.DeTAG(free, rounds=1), 1),
-        "DeTAG, period R": (lambda: LocalSteps(fitted, 1, 2, length=few, **more), eq.sync.DeTAG(free), few),
+        "DeTAG, period R": (local(fitted, few, few), eq.sync.DeTAG(free), few),
+        "DeTAG, period 2R": (local(fitted, few, 2 * few), eq.sync.DeTAG(free), 2 * few),
+        "DeTAG, R + 1 rounds, period 8": (local(finely, finer, 8), eq.sync.DeTAG(free, rounds=finer), 8),
         "DeTAG, frozen": (lambda: Frozen(accelerated, 1, 2, length=many, **more), eq.sync.DeTAG(free, frozen=True), 1),
     }
 

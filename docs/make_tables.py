@@ -247,16 +247,13 @@ def detag(measured: dict[str, Any], view: str) -> str:
 
 def detag_losses(measured: dict[str, Any]) -> str:
     """Final losses, mean and range of the seeds; bold where another is ahead of the three rivals in every seed."""
-    methods = dict.fromkeys(row["method"] for rows in measured["settings"].values() for row in rows)
+    methods = (*_RIVALS, "DeTAG")
     body = []
     for setting, rows in measured["settings"].items():
         ends = {row["method"]: [curve[-1] for curve in row["curves"]] for row in rows}
         cells = [setting]
         for method in methods:
-            losses = ends.get(method)
-            if losses is None:
-                cells.append("")
-                continue
+            losses = ends[method]
             rivals = [ends[name] for name in _RIVALS]
             ahead = method not in _RIVALS and all(
                 own < min(others) for own, *others in zip(losses, *rivals, strict=True)
@@ -291,6 +288,23 @@ def detag_costs(measured: dict[str, Any]) -> str:
     units = [f"{steps:,} {unit}" for unit in ("steps", "rounds", "vectors")]
     units += [f"{steps * seconds:.0f} s at {link}" for link, seconds in links.items()]
     return lines(["", "rounds per step", "vectors per step", *(f"after {unit}" for unit in units)], body)
+
+
+def detag_links(measured: list[dict[str, Any]], view: str) -> str:
+    """Simulated seconds by ring, links and choice: mean and range of the seeds, R, H and the learning rate."""
+    choices = list(dict.fromkeys(row["choice"] for row in measured))
+    by = {(row["workers"], row["links"], row["choice"]): row for row in measured}
+    body = []
+    for workers, links in dict.fromkeys((row["workers"], row["links"]) for row in measured):
+        cells = [f"{workers} workers, {links}"]
+        for row in (by[workers, links, choice] for choice in choices):
+            reached = [seconds for seconds in row["seconds"] if math.isfinite(seconds)]
+            time = f"reached with {len(reached)} of {len(row['seconds'])} seeds"
+            if len(reached) == len(row["seconds"]):
+                time = f"{digits(statistics.mean(reached))} ({digits(min(reached))} to {digits(max(reached))})"
+            cells.append(f"{time}; R {row['rounds']}, H {row['period']}, rate {row['rate']:g}")
+        body.append(cells)
+    return lines(["", *choices], body)
 
 
 _FREE = ("D-RR", "flip-flop", "paired reversal")
@@ -389,6 +403,7 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "gossip": gossip,
     "plan_validation": plan_validation,
     "detag": detag,
+    "detag_links": detag_links,
     "order_seconds": order_seconds,
     "order_signals": order_signals,
     "order_processes": order_processes,

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from equipoise.cli.main import main
+from equipoise.core.toml import read_toml
 
 SMALL = ["--model", "logistic", "--workers", "2", "--data.limit", "200", "--epochs", "2", "--quiet", "--lr", "0.5"]
 CLUSTER = '[[workers]]\ncount = 2\n[links]\nbandwidth = "1 Mbit"\nlatency = "1 ms"\n'
@@ -98,6 +99,25 @@ def test_a_choice_that_fails_is_a_row(here: Path, capsys: pytest.CaptureFixture[
     # If every choice fails, the command fails.
     assert compare("--vary", "lr=1e38", "--weight-decay", 1, "--seeds", 1, "--out", "d") == 3
     assert "--nonfinite skip" in capsys.readouterr().out
+
+
+def test_rounds_and_period_follow_from_the_links_as_in_training(here: Path) -> None:
+    """Of a choice that gives neither, in the recipe of the winner too: on real workers no cluster file decides."""
+    (here / "cluster.toml").write_text(CLUSTER.replace("count = 2", "count = 8\nexamples_per_second = 1000"))
+    words = ["--workers", 8, "--batch", 8, "--cluster", "cluster.toml", "--seeds", 1]
+    assert compare(*words, "--vary", "sync=detag", "--out", "open") == 0
+    assert compare(*words, "--vary", "sync=detag:rounds=2,d2", "--out", "said") == 0
+    assert compare(*words, "--vary", "sync=detag", "--period", 2, "--out", "period") == 0
+    # A step takes 8 ms, and a message of 2 x 650 numbers to both neighbours 91 ms at 0.93 of 1 Mbit.
+    for file, expected in {
+        "open/detag/seed-0": (2, 2),
+        "open": (2, 2),
+        "said/detag-rounds=2/seed-0": (2, 1),
+        "said/d2/seed-0": (None, 1),
+        "period/detag/seed-0": (None, 2),
+    }.items():
+        found = read_toml(here / file / "recipe.toml")
+        assert (found["sync"].get("rounds"), found["period"]["steps"]) == expected, file
 
 
 def test_half_done_runs_are_resumed(here: Path) -> None:

@@ -44,6 +44,23 @@ def test_blocks_and_batches_follow_unequal_speeds_only() -> None:
     assert not any("batch" in c.table for c in starts(recipe.merged({"partition": "sorted"}), UNEQUAL))
 
 
+@pytest.mark.parametrize(("latency", "more"), [(0.0, set()), (0.1, set()), (0.2, {(2, 2)})])
+def test_rounds_and_period_that_suit_the_links_are_among_the_starts(
+    latency: float, more: set[tuple[int, int]], tmp_path: Path
+) -> None:
+    """A step takes 0.032 s. On fast links they are those of the graph, 2 rounds after every step."""
+    Cluster([1000.0] * 8, Link(latency=latency)).save(tmp_path / "cluster.toml")
+    given = {"sync": "detag", "workers": 8, "cluster": str(tmp_path / "cluster.toml"), "batch": 32}
+    recipe = Recipe.from_dict(given)
+    found = starts(recipe, Cluster.load(tmp_path / "cluster.toml"))
+    pairs = {(c.table["sync"].get("rounds"), c.table["period"]["steps"]) for c in found}
+    assert pairs == {(None, 1), (None, 16)} | more
+    assert len({c.name for c in found}) == len(found)
+    for fixed in ({"period": 2}, {"sync": {"rounds": 4}}):
+        kept = starts(recipe.merged(fixed), UNEQUAL)
+        assert len(kept) == (1 if "period" in fixed else 2)
+
+
 def test_rates_lie_on_one_grid() -> None:
     """Two walks that meet meet at the same numbers, and 8 notches are a factor of ten."""
     assert rates(0.1, -LR_STEP, LR_STEP, 2 * LR_STEP) == [0.032, 0.32, 1.0]

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..config.recipe import Recipe
 from ..core.errors import CheckpointError, UserError
+from ..loop.from_recipe import settled
 from ..observe.result_file import read_result
 from ..simulate.cluster import Cluster
 from .grid import Combination
@@ -57,14 +58,21 @@ def plan(combinations: list[Combination], seeds: int, out: Path) -> list[Planned
     """All runs, ordered by seed first, so that stopping early still leaves every combination with some seeds."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: must be at least 1")
-    runs = []
+    runs, recipes = [], [with_defaults(suited(one.recipe)) for one in combinations]
     for number in range(seeds):
-        for one in combinations:
-            seed = one.recipe.settings.get("seed", 0) + number
+        for one, recipe in zip(combinations, recipes, strict=True):
+            seed = recipe.settings.get("seed", 0) + number
             folder = out / one.slug / f"seed-{seed}"
-            recipe = with_defaults(one.recipe).merged({"seed": seed, "out": str(folder)})
-            runs.append(PlannedRun(one, seed, folder, recipe))
+            runs.append(PlannedRun(one, seed, folder, recipe.merged({"seed": seed, "out": str(folder)})))
     return runs
+
+
+def suited(recipe: Recipe) -> Recipe:
+    """With the rounds and the period that `train` would choose; as it is if it cannot run: its run says why."""
+    try:
+        return settled(recipe)
+    except UserError:
+        return recipe
 
 
 def with_defaults(recipe: Recipe) -> Recipe:

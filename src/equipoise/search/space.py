@@ -13,6 +13,7 @@ from ..config.build import objects
 from ..config.fit import check_fit
 from ..config.recipe import Recipe
 from ..core.errors import UserError
+from ..loop.from_recipe import settled
 from ..simulate.cluster import Cluster
 
 _UNEQUAL = 1.1  # rates that differ by less count as equal
@@ -51,6 +52,7 @@ class Candidate(NamedTuple):
         table = self.table
         period, wire = table["period"], table["wire"]["name"]
         words = [self.sync, *(str(table[axis]["name"]) for axis in ("topology",) if axis in table)]
+        words += [f"rounds {table['sync']['rounds']}"] if "rounds" in table["sync"] else []
         if period["name"] != "every":
             words.append(str(period["name"]))
         elif period["steps"] > 1:
@@ -104,7 +106,26 @@ def starts(recipe: Recipe, cluster: Cluster, lr: float | None = None) -> list[Ca
                 table |= {"topology": {"name": topology}} if topology is not None else {}
                 candidate = Candidate(table | own)
                 found.setdefault(candidate.name, candidate)
+                if period == periods[0]:
+                    by_links = suited(candidate, recipe)
+                    found.setdefault(by_links.name, by_links)
     return usable(found.values(), recipe)
+
+
+def suited(candidate: Candidate, recipe: Recipe) -> Candidate:
+    """With the rounds and the period that `train` would choose for the links; as it is where it would choose none."""
+    left_open = recipe.merged(candidate.but(period=None).table)
+    try:
+        by_graph = objects(left_open)["sync"].suit(left_open.plain()["workers"], 1.0, 0.0)
+        chosen = settled(left_open)
+    except UserError:  # `usable` says why
+        return candidate
+    if by_graph is None or chosen is left_open:
+        return candidate
+    options, period = chosen.chosen("sync").options, chosen.chosen("period").options["steps"]
+    if by_graph == ({"rounds": options["rounds"]}, period):
+        return candidate
+    return candidate.but(sync={**candidate.table["sync"], **options}, period={"name": "every", "steps": period})
 
 
 def _given(recipe: Recipe, axis: str) -> dict[str, Any]:

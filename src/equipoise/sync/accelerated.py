@@ -38,8 +38,7 @@ from .mixing import Mixing, require_static
 KINDS = ("accelerated", "chebyshev", "plain")
 FITTED = "fitted"
 ENOUGH = 0.4  # of the disagreement may be left by the rounds of one step: with less, gradient tracking gains nothing
-
-LONGEST = 8  # local steps between rounds that links alone may ask for
+PATIENCE = 8.0  # steps that the rounds of one step may take, before they follow every second step instead
 
 
 def eta(rate: float) -> float:
@@ -111,11 +110,9 @@ def fitted_rounds(delta: float) -> int:
 def paced(rounds: int, step: float, round: float) -> tuple[int, int]:
     """R and H for links on which a round takes `round` seconds and a step `step`, where the graph asks for `rounds`.
 
-    Rounds take no more of the time than the steps between them: as many as fit after every step, or one after H steps.
+    Fewer rounds, or a longer period, save less time than they cost steps, however slow the links: docs/gossip.md.
     """
-    if rounds * round <= step:
-        return rounds, 1
-    return max(int(step / round), 1), min(math.ceil(round / step), LONGEST)
+    return rounds, 1 if rounds * round <= PATIENCE * step else 2
 
 
 @dataclass(frozen=True)

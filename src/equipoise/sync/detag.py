@@ -30,12 +30,12 @@ class DeTAG(Gossip):
     corrections c sum to zero over workers, so a constant step reaches the optimum of the mean on non-IID data. R is the
     least number of rounds that leave at most 0.4 of any disagreement: it grows as 1 / sqrt(gap). The rounds use the
     whole spectrum of W (`gossip="fitted"`), so a slack graph costs no more. With a period of R steps it sends one
-    message per step on average, as DSGT does. On a described cluster, where neither R nor the period is given, rounds
-    take no longer than the steps between them: as many of the R as fit after a step, or one after H <= 8 steps.
+    message per step on average, as DSGT does. On a described cluster, where neither R nor the period is given, and R
+    rounds take more than eight times as long as a step, H is 2.
     Stores two vectors (c and z), with R > 1 two more (the displacement of x and z by a round), and sends R messages of
     2 d to each neighbour per period. The step goes through the user's optimizer. Near the optimum all workers have the
     same g + c, so momentum, Adam and weight decay act as on one worker. Corrections change by differences between two
-    workers: their mean stays zero to rounding, without re-centring.
+    workers, so that their mean stays zero to rounding, without re-centring.
 
     `frozen=True` is the method of the paper, which optimises the number of rounds for a large batch: R gradients at a
     frozen model, one round after each, then one step. y is one phase stale: keep the step below 1 / L. With `overlap`
