@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,31 +79,28 @@ class LayerWatch:
     def __init__(self, signal: LastLayer, modules: list[nn.Module], examples: int):
         self.signal, self.examples = signal, examples
         self.calls: list[LayerCall] = []
-        self.forwards = [(module, module.__dict__.get("forward"), self._forward_of(module)) for module in modules]
+        self.modules = modules
+        self.replaced: list[Any] = []  # by module: its own `forward`, where it is not the class's
 
     def __enter__(self) -> None:
-        for module, _, forward in self.forwards:
-            module.__dict__["forward"] = forward
+        self.replaced = [module.__dict__.get("forward") for module in self.modules]
+        for module in self.modules:
+            module.__dict__["forward"] = partial(self._forward, module, module.forward)
 
-    def _forward_of(self, module: nn.Module) -> Callable[..., Any]:
-        plain, sketched = module.forward, self.signal.sketched
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            output = plain(*args, **kwargs)
-            # Neither an evaluation nor something else than examples.
-            if args and output.requires_grad and (a := args[0]).shape[0] == self.examples == output.shape[0]:
-                computed = a.requires_grad
-                by_input = computed and (sketched or a.ndim > 2) and a.shape[-1] < output.shape[-1]
-                # What is not computed in this pass may be a buffer for the next one's examples.
-                call = LayerCall(module, a.detach() if computed else a.clone(), (a if by_input else output).shape)
-                self.calls.append(call)
-                on_gradient(a if by_input else output, call.keep)
-            return output
-
-        return forward
+    def _forward(self, module: nn.Module, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = plain(*args, **kwargs)
+        # Neither an evaluation nor something else than examples.
+        if args and output.requires_grad and (a := args[0]).shape[0] == self.examples == output.shape[0]:
+            computed = a.requires_grad
+            by_input = computed and (self.signal.sketched or a.ndim > 2) and a.shape[-1] < output.shape[-1]
+            # What is not computed in this pass may be a buffer for the next one's examples.
+            call = LayerCall(module, a.detach() if computed else a.clone(), (a if by_input else output).shape)
+            self.calls.append(call)
+            on_gradient(a if by_input else output, call.keep)
+        return output
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        for module, own, _ in self.forwards:
+        for module, own in zip(self.modules, self.replaced, strict=True):
             if own is None:
                 del module.__dict__["forward"]
             else:
