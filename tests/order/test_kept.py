@@ -143,6 +143,7 @@ def test_groups_are_learned_anew_in_each_epoch() -> None:
     visit(order, first, 0, 4)
     visit(order, second, 1, 2)
     members, sequence = order.builder.units.members, order.builder.units.sequence
+    order.builder._store()
     assert order.builder.steps[sequence].tolist() == [2, 4, 6, 8, 10, 12, 14, 15], (
         "a group is complete with its last member"
     )
@@ -203,7 +204,7 @@ def test_every_sweep_has_its_own_rule() -> None:
         numbers.append(sweep)
         return greedy(sweep)
 
-    balance_kept([Kept(sphere(64, 24), np.arange(64))], (1.0, -1.0), 2, rule, 4)
+    balance_kept([Kept(sphere(64, 24), np.arange(64))], (1.0, -1.0), 2, rule, lambda visited: 4)
     assert numbers == [0, 1, 2, 3, 4]
     builder = bound(PairBalance(signal="projection", sign="walk"), 12).builder
     draws = [[builder._rule(sweep)(0.0, 1.0) for _ in range(40)] for sweep in (0, 0, 1)]
