@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -29,6 +30,16 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packages_are_not_searched() -> None:
+    """All tests and their packages are a million objects: frozen, no collection and no forked worker touches them.
+
+    A worker that touches them copies their pages, and `eq.attach` looks through all objects that are not frozen.
+    """
+    gc.collect()  # what is garbage now would be kept
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
