@@ -337,9 +337,9 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
 
 
 def _settled(values: list[float], epochs: float) -> float:
-    """The mean over the last three epochs: where a random order's last epoch ends is luck."""
-    whole = int(epochs)
-    before, after = (statistics.mean(values[max(0, end - 3) : end]) for end in (whole, min(whole + 1, len(values))))
+    """The mean over a quarter of the epochs, up to this one: where a random order's last epoch ends is luck."""
+    whole, count = int(epochs), len(values) // 4
+    before, after = (statistics.mean(values[max(0, end - count) : end]) for end in (whole, min(whole + 1, len(values))))
     return before + (epochs - whole) * (after - before)
 
 
