@@ -2,7 +2,8 @@
 
 MLP 784-1024-1024-10 with batches of 64, LeNet on images of CIFAR-10's shape with batches of 16, an LSTM of width 32 on
 windows of 35 of 4,000 words with batches of 8, softmax regression of 64 features with single examples, a small
-transformer with WikiText-2's vocabulary with batches of 16. One thread; whole epochs of all variants in turn, five for
+transformer with WikiText-2's vocabulary with batches of 16; with `--tasks`, LeNet with batches of 2 and the LSTM with
+single windows as in order_seconds.py. One thread; whole epochs of all variants in turn, five for
 one measurement, medians of the ratios of processor seconds. `--tasks` and `--orders` select. For comparison, on the
 MLP: the same pair balance on per-example gradients by vmap, grab-sampler if it is installed (patched, because it does
 not run with this torch), and the update of S by half of the products and the gradient (S += 2 F - G) instead of all
@@ -84,7 +85,7 @@ def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:
     text = (torch.exp(torch.rand(512, LENGTH + 1, generator=draw) * torch.log(torch.tensor(float(WORDS)))) - 1).long()
     from equipoise.loop.from_recipe import language_loss
 
-    return {
+    sets: dict[str, tuple[Callable[[], nn.Module], Any, Any, int]] = {
         "MLP": (mlp, nn.functional.cross_entropy, (torch.randn(2048, 784, generator=draw), classes), 64),
         "LeNet": (
             lambda: LeNet().build(images((3, 32, 32))),
@@ -106,6 +107,7 @@ def tasks() -> dict[str, tuple[Callable[[], nn.Module], Any, Any, int]]:
         ),
         "transformer": (lambda: Transformer().build(words()), language_loss, (text[:, :-1], text[:, 1:]), 16),
     }
+    return {**sets, "LeNet batch 2": (*sets["LeNet"][:3], 2), "LSTM batch 1": (*sets["LSTM"][:3], 1)}
 
 
 def worker_of(task: tuple[Any, ...], order: eq.order.Order) -> Worker:

@@ -45,6 +45,7 @@ class Task(NamedTuple):
     together: int  # examples of all workers in a step
     measured: int  # training examples that the loss is measured on
     orders: Callable[[int], dict[str, Order]]  # by the examples of one worker in a step
+    decay: float = 0.0  # of the weights; the loss contains its penalty
 
 
 class Point(NamedTuple):
@@ -72,6 +73,11 @@ def group_orders(batch: int) -> dict[str, Order]:
     }
 
 
+def wikitext(where: Path, vocabulary: int | None, limit: int | None) -> LoadedData:
+    text, test = (str(where / f"wikitext2-{part}.txt") for part in ("valid", "test"))
+    return Text(path=text, test_path=test, vocabulary=vocabulary, limit=limit).load()
+
+
 TASKS = {
     "lenet": Task(
         lambda where, full: CIFAR10(dir=str(where), limit=None if full else 1024, test_limit=2000).load(),
@@ -84,12 +90,7 @@ TASKS = {
         orders=lambda batch: orders("projection"),
     ),
     "lstm": Task(
-        lambda where, full: Text(
-            path=str(where / "wikitext2-valid.txt"),
-            test_path=str(where / "wikitext2-test.txt"),
-            vocabulary=None if full else 4000,
-            limit=None if full else 2048,
-        ).load(),
+        lambda where, full: wikitext(where, *(None, None) if full else (4000, 2048)),
         LSTM(),
         language_loss,
         lr=2.0,
@@ -129,7 +130,7 @@ def measure(task: Task, model: nn.Module, data: Any, limit: int) -> tuple[float,
             right += float((out.argmax(-1) == y).float().mean()) * len(x)
             seen += len(x)
     model.train()
-    mean = losses / seen
+    mean = losses / seen + task.decay / 2 * float(sum(p.detach().square().sum() for p in model.parameters()))
     return mean, float(np.exp(mean)) if task.loss is language_loss else right / seen
 
 
@@ -149,7 +150,7 @@ def curve(
             loss=task.loss,
             train=Source(data.train),
             length=Length(epochs=10**6),
-            optimizer=lambda p: torch.optim.SGD(p, lr=lr, momentum=0.9),
+            optimizer=lambda p: torch.optim.SGD(p, lr=lr, momentum=0.9, weight_decay=task.decay),
             order=order,
             batch=eq.batch.Fixed(task.together // workers),
             seed=seed,

@@ -4,13 +4,14 @@
     python order_seconds.py --data-dir DIR --table FILE                 # convex, lenet and lstm, seeds 0, 1, 2
     python order_seconds.py --data-dir DIR --table FILE --task lenet --seeds 1 --orders D-RR flip-flop
 
-Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the LSTM on WikiText-2 of order_curves.py;
-4 virtual workers, a constant learning rate. Every run adds its loss after each epoch to FILE; a run that is there is
-not repeated. `--tune` runs every order with three rates, and with the next one beyond while the best is at an end; the
-other runs then have each order's best rate (without it, the middle one). Seconds are epochs times the cost of a step,
-which order_cost.py measures on a quiet machine, so that the load of this machine does not matter: with a cost of 1.04,
-25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an order that is a JSON object, such as
-'{"signal": "exact", "every": 5}'.
+Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the LSTM on WikiText-2 of order_curves.py,
+with fewer examples in a step (`REGIMES`); 4 virtual workers, a constant learning rate. Every run adds its loss after
+each epoch to FILE; a run that is there is not repeated. Its result is the mean over the last quarter of the epochs.
+`--tune` runs every order with three rates, and with the next one beyond while the best is at an end; the other runs
+then have each order's best rate (without it, the middle one). Seconds are epochs times the cost of a step, which
+order_cost.py measures on a quiet machine at these batch sizes, so that the load of this machine does not matter: with
+a cost of 1.04, 25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an order that is a JSON object,
+such as '{"signal": "projection", "every": 5}'.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from typing import Any
 
 import order_convergence
 import order_curves
+import order_joined
 import torch
 
 from equipoise.data import CIFAR10
 from equipoise.order import CDGraB, FlipFlop, Order, PairedReversal, Reshuffle
 
 WORKERS, SEEDS = 4, 3
-EPOCHS = {"convex": 20, "lenet": 20, "lstm": 15}
-RATES = {"convex": (0.25, 0.5, 1.0), "lenet": (0.005, 0.01, 0.02), "lstm": (1.0, 2.0, 4.0)}
+EPOCHS = {"convex": 20, "lenet": 40, "lstm": 16}
+RATES = {"convex": (0.25, 0.5, 1.0), "lenet": (0.0005, 0.001, 0.002), "lstm": (0.5, 1.0, 2.0)}
 TUNED_BY = 10  # a seed that is not reported
 ORDERS: dict[str, Callable[[], Order]] = {
     "D-RR": Reshuffle,
@@ -42,11 +44,16 @@ ORDERS: dict[str, Callable[[], Order]] = {
     "CD-GraB, every epoch, exact": lambda: CDGraB(signal="exact"),
     "CD-GraB, every epoch, projection": lambda: CDGraB(signal="projection", every=1, sweeps=1),
 }
-# Less noise per step than in order_curves.py (twice the batch, half the rate, four times the images): there, the last
-# loss of one seed differs from another's by more than any order could gain.
-LENET = order_curves.TASKS["lenet"]._replace(
-    load=lambda where, full: CIFAR10(dir=str(where), limit=4096, test_limit=16).load(), lr=0.005, together=32
-)
+# One or two examples per worker and step, and the weight decay of the first GraB paper, without which LeNet fits every
+# image and has no noise at the end.
+REGIMES = {
+    "lenet": order_curves.TASKS["lenet"]._replace(
+        load=lambda where, full: CIFAR10(dir=str(where), limit=2048, test_limit=16).load(), together=8, decay=0.01
+    ),
+    "lstm": order_curves.TASKS["lstm"]._replace(
+        load=lambda where, full: order_curves.wikitext(where, 4000, 1024), together=4
+    ),
+}
 
 
 def losses(task: str, order: Order, lr: float, folder: Path, seed: int) -> list[float]:
@@ -56,14 +63,14 @@ def losses(task: str, order: Order, lr: float, folder: Path, seed: int) -> list[
         best = order_convergence.optimum(x, y)
         points = order_convergence.curve(order, x, y, best, lr, seed, lambda done: len(done) >= EPOCHS[task])
         return [gap for _, gap in points]
-    of = LENET if task == "lenet" else order_curves.TASKS[task]
-    data = of.load(folder, False)
-    return [p.loss for p in order_curves.curve(of, data, order, WORKERS, EPOCHS[task], lr, seed, tested=16)]
+    of = REGIMES[task]
+    return order_joined.curve(of, of.load(folder, False), order, WORKERS, EPOCHS[task], lr, seed)
 
 
 def settled(values: list[float]) -> float:
-    """The mean over the last three epochs: where a random order's last epoch ends is luck. Infinite if it diverged."""
-    return statistics.mean(value if math.isfinite(value) else math.inf for value in values[-3:])
+    """The mean over the last quarter: where a random order's last epoch ends is luck. Infinite if it diverged."""
+    last = values[-(len(values) // 4) :]
+    return statistics.mean(value if math.isfinite(value) else math.inf for value in last)
 
 
 def best_rate(by_rate: dict[str, list[float]]) -> str:

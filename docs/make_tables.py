@@ -337,22 +337,14 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
 
 
 def _settled(values: list[float], epochs: float) -> float:
-    """The mean over the last three epochs: where a random order's last epoch ends is luck."""
-    whole = int(epochs)
-    before, after = (statistics.mean(values[max(0, end - 3) : end]) for end in (whole, min(whole + 1, len(values))))
+    """The mean over a quarter of the epochs, up to this one: where a random order's last epoch ends is luck."""
+    whole, count = int(epochs), len(values) // 4
+    before, after = (statistics.mean(values[max(0, end - count) : end]) for end in (whole, min(whole + 1, len(values))))
     return before + (epochs - whole) * (after - before)
 
 
 def _range(values: list[float]) -> str:
     return f"{digits(statistics.mean(values))} ({digits(min(values))} to {digits(max(values))})"
-
-
-def order_signals(measured: dict[str, Any], view: str) -> str:
-    """Which part of CD-GraB keeps the gain: final losses of one seed beside those of random reshuffling."""
-    runs = measured[view]
-    late = {name: statistics.geometric_mean(values[len(values) // 2 :]) for name, values in runs.items()}
-    body = [[name, f"{_settled(values, len(values)):.3f}", f"{late[name]:.3f}"] for name, values in runs.items()]
-    return lines(["order", "loss at the end", "mean of the second half"], body)
 
 
 def order_processes(measured: dict[str, float], view: str) -> str:
@@ -405,12 +397,11 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "detag": detag,
     "detag_links": detag_links,
     "order_seconds": order_seconds,
-    "order_signals": order_signals,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
     "choosing": choosing,
 }
-FILES = {"wire_time_short": "wire_time", "order_signals": "order_seconds"}
+FILES = {"wire_time_short": "wire_time"}
 
 
 def rendered(text: str) -> str:

@@ -23,7 +23,7 @@ from .sign_terms import ChooseSign
 from .sweeps import Balanced, Kept, balance_kept, no_orders
 
 _MOST = 1 << 27  # numbers kept by all workers together: half a gigabyte
-_PENDING = 1 << 13  # numbers that steps keep until they are stored: where steps are larger, one at a time
+_PENDING = 1 << 16  # numbers that steps keep until they are stored: where steps are larger, one at a time
 _LONGEST = 8  # epochs for which an order is learned where `every` is left open,
 _KEPT = 0.8  # and the part of its gain that is enough to learn less often
 _TRAFFIC = 0.1  # bytes of sketches that rank 0 receives in these epochs, of those that it sends for the sync

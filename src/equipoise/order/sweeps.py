@@ -156,5 +156,7 @@ def _reordered(order: Indices, members: Indices, plus: npt.NDArray[np.bool_]) ->
 
 def _largest_prefix(rows: torch.Tensor, order: Indices, begins: Indices) -> float:
     """The largest norm of a prefix sum of the rows in this order, at the end of a step."""
-    of_steps = np.add.reduceat(rows.numpy()[order], begins)
-    return float(np.linalg.norm(of_steps.cumsum(0), axis=1).max())
+    prefixes = rows.index_select(0, torch.from_numpy(order)).cumsum_(0)
+    if len(begins) < len(order):
+        prefixes = prefixes[torch.from_numpy(np.append(begins[1:], len(order)) - 1)]
+    return float(torch.linalg.vector_norm(prefixes, dim=1).max())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,18 +99,12 @@ class FactorView(GradientView):
         weights = weights * self.scale
         split = _split(weights, self.first) if self.summed else None
         for factors in self.direct:
-            weight = factors.weight if isinstance(factors, LinearFactors) else None
-            known = self.summed.get(weight) if weight is not None else None
-            if split is None or weight is None or known is None or not _pays(factors, split):
+            known = self.summed.get(factors.weight) if isinstance(factors, LinearFactors) and factors.weight else None
+            if split is not None and known is not None and isinstance(factors, LinearFactors) and _pays(factors, split):
+                factors.add_weight_to(vector, known, *split)
+                factors.add_bias_to(vector, weights)
+            else:
                 factors.add_to(vector, weights)
-                continue
-            common, rare, rest = split
-            if common:
-                vector[slice(*weight)].add_(known, alpha=common)
-            if len(rare):
-                replace(_rows(factors, rare), bias=None).add_to(vector, rest)
-            if factors.bias is not None:
-                replace(factors, weight=None).add_to(vector, weights)
 
     def regions(self) -> list[slice]:
         merged: list[Span] = []

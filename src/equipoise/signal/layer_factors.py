@@ -19,6 +19,8 @@ import torch.nn.functional as F
 
 Self = TypeVar("Self", bound="LayerFactors")
 
+_BLOCK = 1 << 17  # numbers that fit into a core's cache twice
+
 
 class Span(NamedTuple):
     """A range of the flat vector."""
@@ -100,11 +102,31 @@ class LinearFactors(LayerFactors):
 
     def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         _, _, p, q = self.shape
-        scaled = (self.b * weights.view(-1, 1, 1)).flatten(0, 1)
         if self.weight is not None:
+            scaled = (self.b * weights.view(-1, 1, 1)).flatten(0, 1)
             vector[slice(*self.weight)].view(q, p).addmm_(scaled.T, self.a.flatten(0, 1))
+        self.add_bias_to(vector, weights)
+
+    def add_weight_to(
+        self, vector: torch.Tensor, known: torch.Tensor, common: float, rare: torch.Tensor, rest: torch.Tensor
+    ) -> None:
+        """`add_to` for the weight alone, from its sum over the examples: `common * known`, and `rest` for the `rare`
+        ones. Both in one block of rows after the other, which is still in the cache when it is needed again.
+        """
+        assert self.weight is not None
+        _, _, p, q = self.shape
+        a = self.a.index_select(0, rare).flatten(0, 1)
+        b = self.b.index_select(0, rare).mul_(rest.view(-1, 1, 1)).flatten(0, 1).T
+        block = max(1, _BLOCK // p)
+        total, sums = vector[slice(*self.weight)].view(q, p), known.view(q, p)
+        for rows, added, scaled in zip(*(torch.split(m, block) for m in (total, sums, b)), strict=True):
+            rows.add_(added, alpha=common).addmm_(scaled, a)
+
+    def add_bias_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         if self.bias is not None:
-            vector[slice(*self.bias)] += scaled.sum(0)
+            t = self.shape[1]
+            each = weights if t == 1 else weights.repeat_interleave(t)
+            vector[slice(*self.bias)].addmv_(self.b.flatten(0, 1).T, each)
 
     def materialize(self) -> ExampleGradients:
         """The gradients themselves, where they are small."""
