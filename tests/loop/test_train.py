@@ -356,8 +356,11 @@ def test_nonsense_is_refused(options: dict[str, Any], words: str) -> None:
 
 
 def test_numbers_of_numpy_and_tuples_are_numbers_and_lists() -> None:
-    run = train(workers=np.int64(2), batch=(2, 3), period=np.int64(2), seed=np.int64(1), steps=2)
-    assert run.result["samples"] == 10
+    speeds = eq.partition.Stratified(speeds=np.array([2, 3]))
+    for batch in ((2, 3), np.array([2, 3]), [np.int64(2), 3]):
+        run = train(workers=np.int64(2), batch=batch, period=np.int64(2), seed=np.int64(1), steps=2, partition=speeds)
+        assert run.result["samples"] == 10
+    assert eq.sync.LGRAWA(pull=np.float32(0.5)) == eq.sync.LGRAWA(pull=0.5)
 
 
 @both

@@ -54,8 +54,8 @@ def chosen_period(period: Period | int | None) -> Period:
 
 def chosen_batch(batch: Batch | int | list[int] | None) -> Batch:
     """A number stands for a fixed size, a list for one size per worker."""
-    if batch is None or isinstance(batch, (Integral, list, tuple)):
-        size = BATCH_SIZE if batch is None else int(batch) if isinstance(batch, Integral) else list(batch)
+    if batch is None or isinstance(batch, (Integral, list, tuple)) or hasattr(batch, "tolist"):
+        size = BATCH_SIZE if batch is None else list(batch) if isinstance(batch, tuple) else batch
         fixed: Batch = get("batch", "fixed")(size)
         return fixed
     return _method("batch", batch, ", a number of examples, or a list with one for each worker")
