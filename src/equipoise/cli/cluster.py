@@ -80,7 +80,10 @@ def _measure(arguments: argparse.Namespace) -> int:
         raise UserError(f"{problem}: nothing is written; measure again when the machines have nothing else to do")
     if rank() == 0:
         if unsteadiness(rates) > _UNSTEADY:
-            print("warning: the machines are busy with something else, which these rates and links contain", file=sys.stderr)
+            print(
+                "warning: the machines are busy with something else, which these rates and links contain",
+                file=sys.stderr,
+            )
         cluster.save(out)
         say(columns(describe(cluster)))
         print(f"{out}")
