@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import UserError
 from ..core.method import Configurable
@@ -26,6 +26,7 @@ NAMES = {
     "wire": "float32",
     "data": "digits",
 }
+_Given = TypeVar("_Given")
 WORKERS = 4
 EPOCHS = 1.0
 EPOCHS_TO_TARGET = 100.0  # where a target is all that is said of a run's length
@@ -77,7 +78,7 @@ def chosen_partition(partition: Partition | None) -> Partition:
     return _method("partition", partition) if partition is not None else default("partition")
 
 
-def _method(axis: str, given: Any, others: str = "") -> Any:
+def _method(axis: str, given: _Given, others: str = "") -> _Given:
     """A method of this axis; anything else, such as its name or its class, is refused."""
     if isinstance(given, Configurable) and given.axis == axis:
         return given

@@ -162,7 +162,7 @@ class Exact(Signal):
         """
         assert self.coverage is not None
         of_layer: dict[nn.Module, list[LayerFactors]] = {module: [] for module in (*self.rules, *self.fused)}
-        called: set[nn.Module] = {call.module for call in (*calls, *fused)}
+        called = {call.module for call in calls} | {call.module for call in fused}
         for call in calls:
             spans = self._spans_of(call.module)
             if len(call.a) == examples == call.shape[0] and any(spans):
