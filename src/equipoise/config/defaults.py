@@ -47,7 +47,7 @@ def default(axis: str) -> Any:
 def chosen_period(period: Period | int | None) -> Period:
     """A number H stands for a round every H steps."""
     every = get("period", "every")
-    if period is None or isinstance(period, Integral):
+    if period is None or isinstance(period, (int, Integral)):
         made: Period = every() if period is None else every(int(period))
         return made
     return _method("period", period, ", or a number of steps")
@@ -55,7 +55,7 @@ def chosen_period(period: Period | int | None) -> Period:
 
 def chosen_batch(batch: Batch | int | list[int] | None) -> Batch:
     """A number stands for a fixed size, a list for one size per worker."""
-    if batch is None or isinstance(batch, (Integral, list, tuple)) or hasattr(batch, "tolist"):
+    if batch is None or isinstance(batch, (int, Integral, list, tuple)) or hasattr(batch, "tolist"):
         size = BATCH_SIZE if batch is None else list(batch) if isinstance(batch, tuple) else batch
         fixed: Batch = get("batch", "fixed")(size)
         return fixed
