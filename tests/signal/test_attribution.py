@@ -129,19 +129,40 @@ class SharedBias(nn.Module):
 
 
 class SelfAndCross(nn.Module):
-    def __init__(self) -> None:
+    """One after the other, or only one of them."""
+
+    def __init__(self, path: int = 2) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.path, self.attention = path, nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.attention(x, x, x)[0]
-        return self.attention(h, x, x.tanh())[0].mean(1)
+        h = self.attention(x, x, x)[0] if self.path != 1 else x
+        return (self.attention(h, x, x.tanh())[0] if self.path else h).mean(1)
+
+
+class Twice(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = self.layer(torch.tanh(x))
+            x = x[0] if isinstance(x, tuple) else x
+        return x.flatten(1)
 
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(lambda: SharedBias(False), (7,)), (lambda: SharedBias(True), (7,)), (SelfAndCross, (5, 8))],
-    ids=["shared bias", "frozen weight of a layer used twice", "self and cross attention"],
+    [
+        (lambda: SharedBias(False), (7,)),
+        (lambda: SharedBias(True), (7,)),
+        (SelfAndCross, (5, 8)),
+        (lambda: Twice(nn.Conv1d(4, 4, 3, padding=1)), (4, 5)),
+        (lambda: Twice(nn.Conv1d(4, 4, 3, padding=1, groups=2)), (4, 5)),
+        (lambda: Twice(nn.GRU(6, 6, batch_first=True)), (3, 6)),
+    ],
+    ids=["shared bias", "frozen weight of a layer used twice", "self and cross", "convolution", "groups", "recurrent"],
 )
 def test_cross_terms_of_whatever_is_shared(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
@@ -190,6 +211,20 @@ def test_batches_that_take_other_paths(layer: Callable[[], nn.Module]) -> None:
         torch.testing.assert_close(joined.gram(), rows @ rows.T, rtol=1e-9, atol=1e-11)
 
 
+def test_self_and_cross_attention_in_turn() -> None:
+    """Not the same layers: packed in one pass, three of them in the next."""
+    torch.manual_seed(2)
+    model, inputs, signal = SelfAndCross(0).double(), torch.randn(6, 5, 8, dtype=torch.float64), fresh()
+    for earlier, later in ((0, 1), (1, 0)):
+        model.path = earlier
+        rows = models.gradients(model, inputs[:2])
+        kept = view_of(signal, model, inputs[:2])
+        model.path = later
+        joined = kept.join(view_of(signal, model, inputs[2:]))
+        rows = torch.cat([rows, models.gradients(model, inputs[2:])])
+        torch.testing.assert_close(rows_of(joined), rows, rtol=1e-9, atol=1e-11)
+
+
 class Dropped(nn.Module):
     """LayerDrop: layers are left out at random. One of them is used up to three times."""
 
@@ -202,7 +237,7 @@ class Dropped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.first(x)).unsqueeze(1)
-        layers: list[Callable[[torch.Tensor], torch.Tensor]] = [*self.middle, self.norm, *[self.again] * 3]
+        layers: list[Callable[[torch.Tensor], torch.Tensor]] = [*self.middle, *[self.norm] * 2, *[self.again] * 3]
         layers += [lambda h: self.attention(h, h, h)[0], lambda h: self.recurrent(h)[0]]
         for layer in layers:
             if not self.training or torch.rand(()) < 0.5:
