@@ -30,6 +30,10 @@ def test_measure_writes_what_show_and_train_read(
     assert main(["cluster", "measure", "--workers", "2", "--batch", "8", "--out", str(other)]) == 2
     assert "nothing is written" in capsys.readouterr().err
     assert not other.exists()
+    busy = Cluster([300.0, 400.0]), [Rate(300.0, 0.1), Rate(400.0, 0.4)]
+    monkeypatch.setattr("equipoise.cli.cluster.measure", lambda recipe: busy)
+    assert main(["cluster", "measure", "--workers", "2", "--batch", "8", "--out", str(other)]) == 0
+    assert "warning: the machines are busy" in capsys.readouterr().err
     assert main(["cluster", "measure", "--workers", "2", "--out", str(path)]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main(["cluster", "show", str(path)]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,25 @@ def test_given_features_decide_and_name_themselves() -> None:
     assert method == eq.partition.Submodular(speeds=[1, 1], features=X.copy())
     assert method != eq.partition.Submodular(speeds=[1, 1], features=X + 1)
     assert repr(method) != repr(eq.partition.Submodular(speeds=[1, 1], features=X + 1))
+
+
+@pytest.mark.parametrize("features", [X, lambda view: X, eq.features.penultimate(nn.Linear(5, 2).double())])
+def test_features_of_python_in_a_run_with_a_folder(features: Any, tmp_path: Path) -> None:
+    """Workers compare their choices, and a checkpoint keeps them: as text, whatever the features are."""
+    data = torch.from_numpy(X), torch.arange(60) % 2
+    model, partition = nn.Linear(5, 2).double(), eq.partition.Submodular(features=features)
+    for epochs in (1, 2):
+        run = eq.train(
+            model,
+            nn.CrossEntropyLoss(),
+            data,
+            workers=2,
+            epochs=epochs,
+            partition=partition,
+            out=tmp_path / "run",
+            resume=epochs > 1,
+        )
+    assert run.result["samples"] == 120
 
 
 def test_features_that_do_not_fit_are_refused() -> None:

@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,14 @@ def test_bad_files(tmp_path: Path) -> None:
         NPY(path=str(path)).load()
     with pytest.raises(DataError, match="not an .npy file: check --data.target_path"):
         NPY(path=str(path), target_path=npz(tmp_path / "y.npz", y=np.zeros(4))).load()
-    whole = path.read_bytes()
+    whole, weights = path.read_bytes(), io.BytesIO()
+    torch.save({"weight": torch.zeros(2)}, weights)
     for damaged, match in (
         (whole[:-8], "the header of 'x.npy' says"),
         (whole[:9], "damaged"),
         (whole.replace(b"(4,)", b"(10000000000000,)"), "damaged|the header"),
         (b"1,2\n", "neither an .npy nor an .npz"),
+        (weights.getvalue(), "neither an .npy nor an .npz"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=f"x.npy: .*{match}"):

@@ -188,6 +188,8 @@ def test_accumulated_batches_are_told_from_prefetched_ones() -> None:
 def test_choices_that_do_not_fit_are_refused_as_in_train() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError, match=r"not SGD and Linear: write eq.attach\(model, optimizer\)"):
+        eq.attach(optimizer, model)  # type: ignore[arg-type]
     total = eq.period.TotalSteps(4)
     for choices in ({"order": eq.order.CDGraB()}, {"batch": eq.batch.NormTest()}):
         sampler = eq.Sampler(DATA, **choices)

@@ -341,11 +341,26 @@ def test_a_model_that_is_made_at_random_is_worker_0s_everywhere() -> None:
         ({"checkpoint_every": 0}, "checkpoint_every = 0"),
         ({"seed": -1}, "seed = -1"),
         ({"batch": 30, "drop_last": True, "workers": 2}, "drop_last leaves no batch"),
+        ({"workers": 2.0}, "workers = 2.0: pass a whole number"),
+        ({"sync": "detag"}, r"sync = 'detag': pass a method of this axis, such as eq.sync.DeTAG\(\)"),
+        ({"sync": "detga"}, "unknown sync 'detga': did you mean 'detag'"),
+        ({"sync": eq.order.Reshuffle()}, r"such as eq.sync.AllReduce\(\)"),
+        ({"order": eq.order.CDGraB}, r"such as eq.order.CDGraB\(\)"),
+        ({"batch": "32"}, "a number of examples, or a list"),
+        ({"period": 2.0}, "or a number of steps"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         train(**options)
+
+
+def test_numbers_of_numpy_and_tuples_are_numbers_and_lists() -> None:
+    speeds = eq.partition.Stratified(speeds=np.array([2, 3]))
+    for batch in ((2, 3), np.array([2, 3]), [np.int64(2), 3]):
+        run = train(workers=np.int64(2), batch=batch, period=np.int64(2), seed=np.int64(1), steps=2, partition=speeds)
+        assert run.result["samples"] == 10
+    assert eq.sync.LGRAWA(pull=np.float32(0.5)) == eq.sync.LGRAWA(pull=0.5)
 
 
 @both

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,37 @@ def test_batches_of_one_size_follow_unequal_blocks(batch: Any, drop_last: bool) 
     if isinstance(batch, int):
         assert N - (12 if drop_last else 1) < result["samples"] <= N
         assert max(sizes) <= 12
+
+
+@pytest.mark.parametrize(
+    ("batch", "speeds", "drop_last", "words"),
+    [
+        ([4, 8, 16], None, False, "worker 2 has taken its 64 examples after 4 of 16 steps.*partition.speeds = 4,8,16"),
+        ([4, 8, 16], None, True, "drop_last ends the epoch there"),
+        (eq.batch.NormTest(start=8, speeds=[1, 1, 4]), None, False, "single examples"),
+        ([4, 8, 16], [1, 2, 4], False, ""),
+        (8, [1, 2, 4], False, ""),
+        ([7, 8, 9], None, False, ""),
+    ],
+)
+def test_sizes_that_do_not_follow_the_blocks_are_told(
+    batch: Any, speeds: list[float] | None, drop_last: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Listed by the user: they are taken as they are, and end in batches that no BatchNorm can use."""
+    data = torch.randn(192, 2), torch.randn(192, 1)
+    eq.train(
+        nn.Linear(2, 1),
+        nn.MSELoss(),
+        data,
+        workers=3,
+        steps=1,
+        batch=batch,
+        partition=eq.partition.IID(speeds=speeds),
+        drop_last=drop_last,
+    )
+    said = [record.getMessage() for record in caplog.records if "has taken its" in record.getMessage()]
+    assert len(said) == bool(words)
+    assert not words or re.search(words, said[0])
 
 
 def test_proportional_batches_end_all_blocks_together() -> None:

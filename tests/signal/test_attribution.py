@@ -129,19 +129,40 @@ class SharedBias(nn.Module):
 
 
 class SelfAndCross(nn.Module):
-    def __init__(self) -> None:
+    """One after the other, or only one of them."""
+
+    def __init__(self, path: int = 2) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.path, self.attention = path, nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.attention(x, x, x)[0]
-        return self.attention(h, x, x.tanh())[0].mean(1)
+        h = self.attention(x, x, x)[0] if self.path != 1 else x
+        return (self.attention(h, x, x.tanh())[0] if self.path else h).mean(1)
+
+
+class Twice(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = self.layer(torch.tanh(x))
+            x = x[0] if isinstance(x, tuple) else x
+        return x.flatten(1)
 
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(lambda: SharedBias(False), (7,)), (lambda: SharedBias(True), (7,)), (SelfAndCross, (5, 8))],
-    ids=["shared bias", "frozen weight of a layer used twice", "self and cross attention"],
+    [
+        (lambda: SharedBias(False), (7,)),
+        (lambda: SharedBias(True), (7,)),
+        (SelfAndCross, (5, 8)),
+        (lambda: Twice(nn.Conv1d(4, 4, 3, padding=1)), (4, 5)),
+        (lambda: Twice(nn.Conv1d(4, 4, 3, padding=1, groups=2)), (4, 5)),
+        (lambda: Twice(nn.GRU(6, 6, batch_first=True)), (3, 6)),
+    ],
+    ids=["shared bias", "frozen weight of a layer used twice", "self and cross", "convolution", "groups", "recurrent"],
 )
 def test_cross_terms_of_whatever_is_shared(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
@@ -190,21 +211,38 @@ def test_batches_that_take_other_paths(layer: Callable[[], nn.Module]) -> None:
         torch.testing.assert_close(joined.gram(), rows @ rows.T, rtol=1e-9, atol=1e-11)
 
 
+def test_self_and_cross_attention_in_turn() -> None:
+    """Not the same layers: packed in one pass, three of them in the next."""
+    torch.manual_seed(2)
+    model, inputs, signal = SelfAndCross(0).double(), torch.randn(6, 5, 8, dtype=torch.float64), fresh()
+    for earlier, later in ((0, 1), (1, 0)):
+        model.path = earlier
+        rows = models.gradients(model, inputs[:2])
+        kept = view_of(signal, model, inputs[:2])
+        model.path = later
+        joined = kept.join(view_of(signal, model, inputs[2:]))
+        rows = torch.cat([rows, models.gradients(model, inputs[2:])])
+        torch.testing.assert_close(rows_of(joined), rows, rtol=1e-9, atol=1e-11)
+
+
 class Dropped(nn.Module):
-    """LayerDrop: layers are left out at random."""
+    """LayerDrop: layers are left out at random. One of them is used up to three times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 8)
-        self.middle = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.first, self.norm, self.again = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.middle = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.attention, self.recurrent = nn.MultiheadAttention(8, 2, batch_first=True), nn.GRU(8, 8, batch_first=True)
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.tanh(self.first(x))
-        for layer in self.middle:
+        h = torch.tanh(self.first(x)).unsqueeze(1)
+        layers: list[Callable[[torch.Tensor], torch.Tensor]] = [*self.middle, *[self.norm] * 2, *[self.again] * 3]
+        layers += [lambda h: self.attention(h, h, h)[0], lambda h: self.recurrent(h)[0]]
+        for layer in layers:
             if not self.training or torch.rand(()) < 0.5:
                 h = h + torch.tanh(layer(h))
-        return self.head(h)
+        return self.head(h.squeeze(1))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +250,7 @@ class Dropped(nn.Module):
     [
         eq.order.PairBalance(signal="exact"),
         eq.order.CDGraB(signal="exact", coordinate="factors"),
-        eq.order.GraB(signal="exact"),
+        eq.order.CDGraB(signal="projection"),
     ],
 )
 def test_layers_that_are_left_out_at_random(order: Any) -> None:
@@ -220,6 +258,42 @@ def test_layers_that_are_left_out_at_random(order: Any) -> None:
     data: Any = (inputs, (inputs[:, :3].sum(1) > 0).long())
     run = eq.train(Dropped, nn.CrossEntropyLoss(), data, workers=2, epochs=3, batch=3, order=order, seed=1)
     assert run.result["samples"] == 3 * 42
+
+
+def test_every_pass_has_the_same_layers() -> None:
+    """Workers exchange factors by their place among the layers."""
+    torch.manual_seed(4)
+    model, inputs, signal = Dropped().double(), torch.randn(4, 6, dtype=torch.float64), fresh()
+    places = set()
+    for seed in range(8):
+        rows = []
+        for batch in inputs.split(1):
+            torch.manual_seed(seed)
+            rows.append(models.gradients(model, batch))
+        torch.manual_seed(seed)
+        view = view_of(signal, model, inputs)
+        torch.testing.assert_close(rows_of(view), torch.cat(rows), rtol=1e-9, atol=1e-11)
+        places.add(tuple((factors.weight, factors.bias) for factors in view.layers))
+    assert len(places) == 1
+
+
+def test_sketches_of_batches_that_take_other_paths() -> None:
+    """A layer has its own map and its own columns, whichever others a batch went through."""
+    torch.manual_seed(2)
+    model, inputs = Branches(lambda: nn.Linear(8, 8)), torch.randn(6, 8)
+    count, kronecker = (
+        signal.bind(Context(current_comm()))
+        for signal in (eq.signal.Projection(kind="count", buckets=1 << 14), eq.signal.Projection())
+    )
+    views, rows, used = [], [], []
+    for path in (0, 1, 0):
+        model.path = path
+        rows.append(models.gradients(model, inputs))
+        views.append(view_of(count, model, inputs))
+        used.append(view_of(kronecker, model, inputs).rows.view(6, 3, -1).any(2).any(0).tolist())
+    true = torch.cat(rows) @ torch.cat(rows).T
+    assert float((views[0].join(views[1]).join(views[2]).gram() - true).norm() / true.norm()) < 0.1
+    assert used == [[True, False, True], [False, True, True], [True, False, True]]
 
 
 def test_a_penalty_in_the_loss_belongs_to_no_example(

@@ -150,7 +150,7 @@ def test_fingerprints_differ_when_graphs_do():
     [
         (lambda: topology.Ring(slack=0.0), "above 0"),
         (lambda: topology.Ring(slack=1.5), "at most 1"),
-        (lambda: topology.Ring(lazy=3), "takes bool"),
+        (lambda: topology.Ring(lazy=3), "takes true or false"),
         (lambda: topology.Star(hub=-1), "at least 0"),
         (lambda: topology.Star(hub=4).on(4), "0 to 3"),
         (lambda: topology.Ring().on(0), "at least 1"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..config import shipped
 from ..config.recipe import Recipe
 from ..core.errors import UserError
-from ..core.terminal import say
+from ..core.terminal import say, starting
 from ..core.torchrun import rank
 from ..loop.from_recipe import assemble, factors
 from ..simulate.describe import describe
@@ -69,6 +69,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     recipe = on_torchrun(recipe)
     if recipe.settings.get("virtual") or recipe.settings.get("cluster"):
         raise UserError("only real processes can be measured: leave out --virtual and --cluster")
+    starting("throughput of every worker, then every link", quiet=rank() != 0)
     cluster, rates = measure(recipe)
     slow = recipe.settings.get("slow")
     problem = doubtful(rates, factors(str(slow)) if slow is not None else None)
@@ -79,7 +80,10 @@ def _measure(arguments: argparse.Namespace) -> int:
         raise UserError(f"{problem}: nothing is written; measure again when the machines have nothing else to do")
     if rank() == 0:
         if unsteadiness(rates) > _UNSTEADY:
-            print("warning: the machines are busy with something else, which these rates contain", file=sys.stderr)
+            print(
+                "warning: the machines are busy with something else, which these rates and links contain",
+                file=sys.stderr,
+            )
         cluster.save(out)
         say(columns(describe(cluster)))
         print(f"{out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ def _plain(value: Any, field: dataclasses.Field[Any]) -> Any:
         return "none"  # left out, it would be read back as the default
     if isinstance(value, (list, tuple)):
         return [_plain(item, field) for item in value]
-    if isinstance(value, Configurable):
-        return repr(value)
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (str, bool, int, float, dict)):
+        return value
+    # A method, or features in Python: a function, an array, a model. Its address is another on every worker.
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import numbers
 import operator
 import typing
 from abc import ABC, abstractmethod
@@ -171,7 +172,7 @@ def refuse_endless(value: Any, where: str) -> None:
 
 
 def _coerced(where: str, hint: Any, value: Any) -> Any:
-    """Accept an int where a float is wanted and a list where a tuple is; refuse other types."""
+    """Accept an int where a float is wanted, a list where a tuple is, numbers and arrays of numpy; refuse others."""
     import types
 
     if hint is Any or isinstance(hint, str):
@@ -183,11 +184,12 @@ def _coerced(where: str, hint: Any, value: Any) -> Any:
                 return _coerced(where, arm, value)
             except UserError:
                 continue
-        raise UserError(f"{where}: takes {hint}")
+        raise UserError(f"{where}: takes {_words(hint)}")
     if hint is type(None):
         if value is None:
             return None
     elif origin in (list, tuple):
+        value = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(value, (list, tuple)):
             arm = args[0] if args else Any
             return origin(_coerced(where, arm, item) for item in value)
@@ -195,14 +197,28 @@ def _coerced(where: str, hint: Any, value: Any) -> Any:
         if isinstance(value, dict):
             return value
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
             return float(value)
     elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            return int(value)
     elif isinstance(hint, type):
         if isinstance(value, hint):
             return value
     else:
         return value
-    raise UserError(f"{where}: takes {getattr(hint, '__name__', hint)}, not {type(value).__name__}")
+    raise UserError(f"{where}: takes {_words(hint)}, not {type(value).__name__}")
+
+
+def _words(hint: Any) -> str:
+    """What an option takes, for people who know no type hints."""
+    plain = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "none"}
+    if hint in plain:
+        return plain[hint]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (list, tuple):
+        return f"a list, each item {_words(args[0])}" if args else "a list"
+    if args and origin is not dict:
+        *most, last = (_words(arm) for arm in args)
+        return f"{', '.join(most)} or {last}"
+    return str(getattr(hint, "__name__", hint))

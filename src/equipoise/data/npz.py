@@ -44,6 +44,10 @@ def arrays_of(path: Path, option: str) -> dict[str, np.ndarray]:
         if raw.startswith(ZIP):
             with zipfile.ZipFile(io.BytesIO(raw)) as file:
                 names = tuple(name.removesuffix(".npy") for name in file.namelist())
+                if not all(name.endswith(".npy") for name in file.namelist()):
+                    raise DataError(
+                        f"a zip file that numpy did not write, neither an .npy nor an .npz: check --data.{option}"
+                    )
             return dict(zip(names, npz_arrays(raw, names), strict=True))
     except UserError as error:
         raise DataError(f"{path}: {error}") from None

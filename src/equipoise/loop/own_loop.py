@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ..comm.membership import Membership
 from ..config.fingerprint import flattened, tables_of
 from ..config.fit import check_elastic, check_fit, check_settings
@@ -37,6 +39,9 @@ def check_choices(together: attach) -> None:
         raise UserError(f"{type(sync).__name__} has no centre: pass final='mean'")
     if together.timeout is not None and not together.timeout > 0:
         raise UserError(f"timeout = {together.timeout}: must be above zero")
+    if not isinstance(together.model, nn.Module) or not hasattr(together.optimizer, "param_groups"):
+        kinds = f"{type(together.model).__name__} and {type(together.optimizer).__name__}"
+        raise UserError(f"a model and its optimizer are needed, not {kinds}: write eq.attach(model, optimizer)")
     if together.levels is None:
         refuse_wrapped(together.model)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from ..core.marks import mark_sequence
 from ..order.base import Order
 from .data_position import DataPosition
 from .segment import ConstantBatchSegment, steps_of, uneven
+
+_EARLY = 0.6  # of the steps of an epoch: a worker that needs no more of them takes single examples for the rest
 
 
 class Taken(NamedTuple):
@@ -65,6 +68,8 @@ class Position(DataPosition):
         self.blocks = blocks
         if drop_last and self.steps_of_epoch() == 0:
             raise UserError("drop_last leaves no batch: every block is smaller than its batch size")
+        if lockstep and context.rank == 0:
+            warn_of_early_ends([len(b) for b in blocks], batch.sizes(), batch.spreads, drop_last)
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
         self.positions: np.ndarray | None = (
             None  # in this worker's block; None while remaining examples of a resume are visited
@@ -260,6 +265,33 @@ class Position(DataPosition):
         self.context.clock.consumed = rest["consumed"]
         self.before = rest["before"] + sum(taken)
         self.positions = None
+
+
+def warn_of_early_ends(lengths: list[int], sizes: list[int], spreads: bool, drop_last: bool) -> None:
+    """Say which worker has taken its block long before the others, because sizes of its own do not follow the blocks.
+
+    One size for all is made to follow them.
+    """
+    left, size = np.array(lengths), np.array(sizes)
+    if spreads or uneven(left, size):
+        return
+    steps = left // size if drop_last else -(-left // size)
+    first, most = int(steps.argmin()), int(steps.max())
+    if steps[first] >= _EARLY * most or sizes[first] == 1:
+        return
+    shown = ",".join(map(str, sizes)) if len(sizes) <= 16 else "one number per worker"
+    logging.getLogger("equipoise").warning(
+        "worker %d has taken its %d examples after %d of %d steps, in batches of %d: %s. Give blocks in the proportion "
+        "of the batches (partition.speeds = %s), or batches in that of the blocks (batch proportional; speeds = blocks "
+        "of an adaptive rule)",
+        first,
+        lengths[first],
+        steps[first],
+        most,
+        sizes[first],
+        "drop_last ends the epoch there" if drop_last else "for the rest its batches are single examples",
+        shown,
+    )
 
 
 def refuse_impossible(state: dict[str, Any], rank: int, workers: int) -> None:

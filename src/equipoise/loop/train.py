@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ def train(
     """
     make = functools.partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model
     refuse_objects(model=make, optimizer=optimizer, scheduler=scheduler)
+    workers, seed = _whole("workers", workers), _whole("seed", seed)
     if num_workers:
         raise UserError(
             f"num_workers = {num_workers}: eq.train has no loader processes; use eq.attach and eq.Sampler with "
@@ -231,6 +233,12 @@ def refuse_objects(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not callable(value):
             raise UserError(f"{name} of type {type(value).__name__}: pass {_FUNCTIONS[name]}")
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, Integral):
+        raise UserError(f"{name} = {value!r}: pass a whole number")
+    return int(value)
 
 
 def chosen_elasticity(elastic: str | int | Elasticity | None, workers: int, deadline: float) -> Elasticity | None:

@@ -162,7 +162,8 @@ class CDGraB(BalancedOrder):
         # A quarter of an epoch at the most: terms whose signs are pending are not in `herding` yet.
         self.delay = min(_TOGETHER, max(1, min(row.steps for row in rows) // 4))
         layouts = [row.layout for row in rows if row.layout is not None]
-        layout = merge_layouts(layouts, self.context.size) if len(layouts) == len(rows) else None
+        alike = len({len(layout.layers) for layout in layouts}) == 1
+        layout = merge_layouts(layouts, self.context.size) if alike and len(layouts) == len(rows) else None
         self.mode = self._choose(most, dimension, layout)
         if self.mode == "factors":
             assert layout is not None

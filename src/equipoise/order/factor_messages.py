@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..comm.base import Comm
+from ..core.errors import UserError
 from ..signal.convolution import ConvolutionFactors
 from ..signal.factor_view import FactorView
 from ..signal.layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, LinearFactors, Span
@@ -185,6 +186,11 @@ def pack_message(layout: BufferLayout, view: FactorView | None, terms: np.ndarra
     message = like.new_zeros(layout.items, layout.width + layout.terms + layout.header)
     if view is None:
         return message
+    if len(view.layers) != len(layout.layers):
+        raise UserError(
+            "this batch went through its layers in another way than the first one (such as cross- instead of "
+            "self-attention), and factors are exchanged by layer: use --order.coordinate shards"
+        )
     planned = view.layers if view.regions() else view.direct
     sent = [_as_sent(*several) for several in zip(layout.layers, planned, view.layers, strict=True)]
     lengths = [1 if isinstance(factors, ExampleGradients) else factors.tensors()["a"].shape[1] for factors in sent]

@@ -49,8 +49,8 @@ def attention(
     y = b[0] if b[0] is not None else attended.new_zeros(inputs[0].shape)
     y = y if module.batch_first or b[0] is None else y.transpose(0, 1)
     gradients = torch.autograd.grad(attended, zeros, y @ module.out_proj.weight.detach().to(dtype))
-    spans = _thirds(span_of(module.in_proj_weight)) if packed else [span_of(w) for w in weights]
-    biases = _thirds(span_of(module.in_proj_bias))
+    spans = thirds(span_of(module.in_proj_weight)) if packed else [span_of(w) for w in weights]
+    biases = thirds(span_of(module.in_proj_bias))
     out = LinearFactors(span_of(module.out_proj.weight), span_of(module.out_proj.bias), attended.detach(), y)
     if self_attention and packed:
         weight, bias = span_of(module.in_proj_weight), span_of(module.in_proj_bias)
@@ -58,7 +58,7 @@ def attention(
     return [*(LinearFactors(*row) for row in zip(spans, biases, inputs, gradients, strict=True)), out]
 
 
-def _thirds(span: Span | None) -> list[Span | None]:
+def thirds(span: Span | None) -> list[Span | None]:
     """Query, key and value in a packed projection."""
     if span is None:
         return [None] * 3

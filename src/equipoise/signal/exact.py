@@ -12,10 +12,11 @@ from ..core.device import numbers
 from .base import SAMPLE, Signal
 from .coverage import Coverage
 from .factor_view import FactorView
-from .fused import FusedCall, fused_calls, is_fused
+from .fused import FusedCall, fused_calls, idle_maps, is_fused
 from .hooks import LayerCall, layer_calls, refuse_batch_norm
 from .layer_factors import LayerFactors, LinearFactors, Span
 from .layer_rules import ParameterSpans, Rule, idle, rule_of
+from .merged_calls import merged_calls
 from .model_calls import model_calls
 from .replay_view import ModelCall
 
@@ -155,24 +156,31 @@ class Exact(Signal):
         return self.spans.get(id(weight)), self.spans.get(id(bias))
 
     def _factors(self, calls: list[LayerCall], fused: list[FusedCall], examples: int) -> list[LayerFactors]:
-        """In the order of the model's layers, with zeros for those that this pass did not go through."""
+        """In the order of the model's layers: one each, however often this pass went through it, zeros if it did not.
+
+        Workers exchange factors by their place in this list.
+        """
         assert self.coverage is not None
-        of_layer: dict[nn.Module, list[LayerFactors]] = {module: [] for module in self.rules}
-        called = {call.module for call in calls}
+        of_layer: dict[nn.Module, list[LayerFactors]] = {module: [] for module in (*self.rules, *self.fused)}
+        called = {call.module for call in calls} | {call.module for call in fused}
         for call in calls:
             spans = self._spans_of(call.module)
             if len(call.a) == examples == call.shape[0] and any(spans):
                 factors = call.factors(self.rules[call.module], spans, self.dtype)
                 if factors is not None:
                     of_layer[call.module].append(factors)
-        for module in self.rules.keys() - called:
-            spans = self._spans_of(module)
-            if any(spans):
-                of_layer[module].append(idle(module, spans, examples, self.one))
-        layers = [factors for several in of_layer.values() for factors in several]
         for fused_call in fused:
-            layers += fused_call.factors(lambda p: self.spans.get(id(p)), examples, self.dtype)
-        return self.coverage.audible(layers)
+            of_layer[fused_call.module] += fused_call.factors(self._span_of, examples, self.dtype)
+        for module in of_layer.keys() - called:
+            if module in self.rules:
+                spans = self._spans_of(module)
+                of_layer[module] += [idle(module, spans, examples, self.one)] if any(spans) else []
+            else:
+                of_layer[module] += idle_maps(module, self._span_of, examples, self.one)
+        return self.coverage.audible([factors for several in of_layer.values() for factors in merged_calls(several)])
+
+    def _span_of(self, parameter: Any) -> Span | None:
+        return self.spans.get(id(parameter))
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [None if p.grad is None else p.grad.detach() for p in self.parameters]

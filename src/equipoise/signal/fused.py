@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .attention import attention
+from .attention import attention, thirds
 from .hooks import on_gradient
 from .layer_factors import LinearFactors, Span
 from .recurrent import recurrent
@@ -61,6 +61,33 @@ def fused_calls(modules: Iterable[nn.Module]) -> Iterator[list[FusedCall]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def idle_maps(
+    module: nn.Module, span_of: Callable[[Any], Span | None], examples: int, like: torch.Tensor
+) -> list[LinearFactors]:
+    """The factors of a layer that this pass did not go through: zeros, so that all passes have the same layers.
+
+    Attention counts as self-attention.
+    """
+    if isinstance(module, nn.MultiheadAttention):
+        packed = module.in_proj_weight is not None
+        inputs = (
+            [module.in_proj_weight] if packed else [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+        )
+        biases = [span_of(module.in_proj_bias)] if packed else thirds(span_of(module.in_proj_bias))
+        weights, shifts = [*inputs, module.out_proj.weight], [*biases, span_of(module.out_proj.bias)]
+    else:
+        names = [
+            name for name, _ in module.named_parameters(recurse=False) if name.startswith(("weight_i", "weight_hh"))
+        ]
+        weights = [getattr(module, name) for name in names]
+        shifts = [span_of(getattr(module, name.replace("weight", "bias"), None)) for name in names]
+    maps = [
+        LinearFactors(span_of(weight), shift, *(like.new_zeros(examples, 1, side) for side in reversed(weight.shape)))
+        for weight, shift in zip(weights, shifts, strict=True)
+    ]
+    return [factors for factors in maps if factors.spans()]
 
 
 def _keeper(call: FusedCall, number: int) -> Callable[[torch.Tensor], None]:

@@ -15,7 +15,7 @@ from .convolution import ConvolutionFactors
 from .count_sketch import CountSketch
 from .hooks import layer_calls, refuse_batch_norm
 from .layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, LinearFactors, Span, hashed_tokens
-from .layer_rules import ParameterSpans, rule_of
+from .layer_rules import ParameterSpans, idle, rule_of
 from .rows import Rows
 
 
@@ -49,6 +49,7 @@ class Projection(Signal):
         if model is not self.model:
             refuse_batch_norm(model)
             self.model = model
+            self.one = torch.ones((), device=next(model.parameters()).device)
             self.rules = {
                 m: (rule, _spans(m)) for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)
             }
@@ -63,9 +64,20 @@ class Projection(Signal):
         ]
         if not self.chosen:
             self._choose(layers)
-        used = [factors for module, factors in layers if module in self.rules]
-        sketches = [self.sketch(number, factors) for number, factors in enumerate(used)]
-        self.passes.append(torch.cat(sketches, 1) if self.kind == "kronecker" else torch.stack(sketches).sum(0))
+        self.passes.append(self._sketched(layers, examples))
+
+    def _sketched(self, layers: list[tuple[nn.Module, LayerFactors]], examples: int) -> torch.Tensor:
+        """Every layer has its own map and columns: zeros where this pass did not go through it, sums where it did
+        several times.
+        """
+        own = self.kind == "kronecker"
+        numbers = {module: number for number, module in enumerate(self.rules)}
+        columns = self.width**2 if own else self.buckets
+        rows = self.one.new_zeros(examples, len(numbers) if own else 1, columns)
+        for module, factors in layers:
+            if module in numbers:
+                rows[:, numbers[module] if own else 0] += self.sketch(numbers[module], factors)
+        return rows.flatten(1)
 
     def _choose(self, layers: list[tuple[nn.Module, LayerFactors]]) -> None:
         """Leave out layers whose factors are larger than their gradient (early convolutions, norms): they have few
@@ -75,6 +87,9 @@ class Projection(Signal):
             raise UserError("no layer of this model has a rule: use --order.signal batch with --order.group SIZE")
         cheap = [module for module, factors in layers if _is_cheap(factors)]
         chosen = cheap or [module for module, _ in layers]
+        called, one = {module for module, _ in layers}, torch.zeros(())
+        # Later passes, and other workers, may go through layers that this pass left out.
+        chosen += [m for m, (_, spans) in self.rules.items() if m not in called and _is_cheap(idle(m, spans, 1, one))]
         self.rules = {m: rule for m, rule in self.rules.items() if m in chosen}
         self.chosen = True
 
