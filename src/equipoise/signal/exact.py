@@ -66,7 +66,7 @@ class Exact(Signal):
         coverage = self.coverage
         assert coverage is not None
         kept = coverage.begin_pass()
-        earlier = [g if g is None else g.clone() for g in self._gradients()] if coverage.planned else None
+        earlier = [g if g is None else g.detach().clone() for g in self._gradients()] if coverage.planned else None
         if not self.passes:
             self.before = self._sample(self._gradients())
         whole: list[ModelCall] = []
@@ -176,8 +176,9 @@ class Exact(Signal):
         return self.coverage.audible(layers)
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        return [None if p.grad is None else p.grad.detach() for p in self.parameters]
+        return [p.grad for p in self.parameters]
 
+    @torch.no_grad()
     def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
         """Evenly spaced coordinates of the gradient: enough to estimate its norm, at no cost beside a step."""
         if all(gradient is None for gradient in gradients):

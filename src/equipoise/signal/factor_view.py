@@ -254,10 +254,10 @@ def _split(weights: torch.Tensor, first: int) -> tuple[float, torch.Tensor, torc
 
 
 def _pays(factors: LayerFactors, split: tuple[float, torch.Tensor, torch.Tensor]) -> bool:
-    """Are the products that are saved worth one more pass over memory?"""
+    """Are the products that are saved worth one more pass over memory, and three more calls?"""
     assert isinstance(factors, LinearFactors)
-    count, t, _, _ = factors.shape
-    return (count - len(split[1])) * t > _AXPY
+    count, t, p, q = factors.shape
+    return ((count - len(split[1])) * t - _AXPY) * p * q > 3 * _CALL
 
 
 def strategy_costs(count: int, t: int, p: int, q: int) -> dict[str, int]:

@@ -77,16 +77,15 @@ class LinearFactors(LayerFactors):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """B, T, p, q."""
-        return *self.a.shape, self.b.shape[2]  # type: ignore[return-value]
+        count, t, p = self.a.shape
+        return count, t, p, self.b.shape[2]
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
         count, t, p, q = self.shape
         if self.weight is not None:
             matrix = vector[slice(*self.weight)].view(q, p)
             # The smaller of the two intermediate results.
-            mapped, other = (
-                (self.outputs @ matrix, self.inputs) if p <= q else (self.inputs @ matrix.T, self.outputs)
-            )
+            mapped, other = (self.outputs @ matrix, self.inputs) if p <= q else (self.inputs @ matrix.T, self.outputs)
             products = mapped.mul_(other).sum(1)
         else:
             products = vector.new_zeros(count * t)
@@ -98,7 +97,8 @@ class LinearFactors(LayerFactors):
         table = self.outputs @ other.outputs.T
         if self.weight is not None:
             by_input = self.inputs @ other.inputs.T
-            table *= by_input if self.bias is None else by_input.add_(1.0)  # a bias is a weight whose input is 1
+            # A bias is a weight whose input is 1.
+            table = by_input.mul_(table) if self.bias is None else table.addcmul_(table, by_input)
         (own, t), (theirs, u) = self.a.shape[:2], other.a.shape[:2]
         return table if t * u == 1 else table.view(own, t, theirs, u).sum((1, 3))
 
