@@ -16,6 +16,7 @@ from equipoise.core.errors import UserError
 from equipoise.order.sign_terms import sign_terms
 from equipoise.signal import view_from_state
 from equipoise.signal.factor_view import FactorView
+from equipoise.signal.layer_factors import LinearFactors, Span
 
 from . import models
 
@@ -145,6 +146,18 @@ def test_the_gradient_of_the_batch_saves_half_of_the_product(monkeypatch: pytest
             vector = view.zeros()
             view.add_to(vector, weights.double())
             torch.testing.assert_close(vector, weights.double() @ true, rtol=1e-9, atol=1e-11)
+
+
+def test_half_of_the_product_for_maps_that_are_applied_several_times() -> None:
+    """Tokens of the same example have its weight."""
+    torch.manual_seed(3)
+    factors = LinearFactors(Span(2, 37), None, torch.randn(6, 3, 7).double(), torch.randn(6, 3, 5).double())
+    weights = torch.tensor([1.0, -1.0, 1.0, 2.0, 1.0, -1.0]).double()
+    expected, vector, known = (torch.zeros(40).double() for _ in range(3))
+    factors.add_to(expected, weights)
+    factors.add_to(known, torch.ones(6).double())
+    factors.add_weight_to(vector, known[2:37], 1.0, torch.tensor([1, 3, 5]), torch.tensor([-2.0, 1.0, -2.0]).double())
+    torch.testing.assert_close(vector, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

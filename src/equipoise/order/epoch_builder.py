@@ -105,12 +105,12 @@ class EpochBuilder(Builder):
         self.unsigned = self.unsigned[count:]
 
     def choose_sign(self, product: float, square: float) -> int:
-        def draw() -> float:
-            self.memory["draws"] = self.memory.get("draws", 0.0) + 1
-            seed = [self.context.worker.seed, 7, self.number, int(self.memory["draws"])]
-            return float(np.random.default_rng(seed).random())
+        return self.rule(product, square, self.memory, self._draw)
 
-        return self.rule(product, square, self.memory, draw)
+    def _draw(self) -> float:
+        self.memory["draws"] = self.memory.get("draws", 0.0) + 1
+        seed = [self.context.worker.seed, 7, self.number, int(self.memory["draws"])]
+        return float(np.random.default_rng(seed).random())
 
     def _terms_of_examples(self, positions: np.ndarray, view: GradientView | None) -> tuple[np.ndarray, np.ndarray]:
         """As `_terms`, where every vector is a unit: no Python loop over the examples of a batch."""

@@ -47,7 +47,7 @@ class Exact(Signal):
         self.coverage: Coverage | None = None
         self.saved: dict[str, Any] | None = None  # of a coverage that was loaded, until the model is known
         self.passes: list[tuple[list[LayerFactors], int]] = []
-        self.before = torch.zeros(0)
+        self.before: torch.Tensor | None = None  # a sample of the gradient that these passes were added to
         self.trusted: dict[Span | None, nn.Parameter] = {}  # whose gradient is the sum over the examples
         self.fused: list[nn.Module] = []
 
@@ -67,12 +67,14 @@ class Exact(Signal):
         coverage = self.coverage
         assert coverage is not None
         kept = coverage.begin_pass()
-        earlier = [g if g is None else g.clone() for g in self._gradients()] if coverage.planned else None
+        earlier = [g if g is None else g.detach().clone() for g in self._gradients()] if coverage.planned else None
         if not self.passes:
             self.before = self._sample(self._gradients())
         whole: list[ModelCall] = []
         repeatable = model_calls(model, examples) if kept else contextlib.nullcontext(whole)
-        with repeatable as whole, layer_calls(self.rules) as calls, fused_calls(self.fused) as fused:
+        recomputed: list[FusedCall] = []
+        fusing = fused_calls(self.fused) if self.fused else contextlib.nullcontext(recomputed)
+        with repeatable as whole, layer_calls(self.rules) as calls, fusing as fused:
             yield
         layers = self._factors(calls, fused, examples)
         if coverage.asks:
@@ -101,8 +103,10 @@ class Exact(Signal):
         view = views[0]
         for later in views[1:]:
             view = view.join(later)
-        view.sample = (self._sample(self._gradients()) - self.before) * examples
-        if not self.before.any():  # no gradient was accumulated before these passes
+        sample = self._sample(self._gradients())
+        if sample is not None:
+            view.sample = (sample if self.before is None else sample - self.before).mul_(examples)
+        if self.before is None or not self.before.any():  # no gradient was accumulated before these passes
             view.summed = self._summed(view)
         return view
 
@@ -112,28 +116,25 @@ class Exact(Signal):
         A penalty, a hook on the gradient or half precision would make S drift. So one row of one layer is recomputed
         in every view, and of every layer in the first view; after a failure no gradient is trusted any more.
         """
-        known = [f for f in view.direct if isinstance(f, LinearFactors) and self._gradient_at(f.weight) is not None]
+        linear = {f.weight: f for f in view.direct if isinstance(f, LinearFactors) and f.weight in self.trusted}
+        gradients = {span: self.trusted[span].grad for span in linear}
+        summed = {s: g.detach() for s, g in gradients.items() if s and g is not None and g.dtype == self.dtype}
         self.views += 1
+        known = list(summed)
         checked = known if self.views == 1 else known[self.views % len(known) :][:1] if known else []
-        for factors in checked:
-            row, gradient = self.views % factors.shape[3], self._gradient_at(factors.weight)
-            assert gradient is not None
-            b, a = factors.b[:, :, row].flatten(), factors.a.flatten(0, 1)
-            error = (gradient.reshape(-1, a.shape[1])[row] - b @ a).norm()
-            apart, size = numbers(error, b.norm() * a.norm())
-            if apart > _ROUNDING * torch.finfo(self.dtype).eps * size:
-                self.trusted = {}  # what changes one of them will change others
-                return {}
-        summed = {}
-        for factors in known:
-            gradient = self._gradient_at(factors.weight)
-            if factors.weight is not None and gradient is not None:
-                summed[factors.weight] = gradient.reshape(-1)
+        if not all(self._is_sum(summed[span], linear[span]) for span in checked):
+            self.trusted = {}  # what changes one of them will change others
+            return {}
         return summed
 
-    def _gradient_at(self, span: Span | None) -> torch.Tensor | None:
-        gradient = self.trusted[span].grad if span in self.trusted else None
-        return gradient.detach() if gradient is not None and gradient.dtype == self.dtype else None
+    def _is_sum(self, gradient: torch.Tensor, factors: LinearFactors) -> bool:
+        """In the row whose turn it is."""
+        _, _, p, q = factors.shape
+        row = self.views % q
+        a, b = factors.inputs, factors.outputs[:, row]
+        error = torch.addmv(gradient.reshape(q, p)[row], a.T, b, alpha=-1)
+        apart, of_a, of_b = numbers(*(torch.linalg.vector_norm(tensor) for tensor in (error, a, b)))
+        return apart <= _ROUNDING * torch.finfo(self.dtype).eps * of_a * of_b
 
     def _lay_out(self, model: nn.Module) -> None:
         self.coverage = Coverage(model, self.saved)
@@ -165,7 +166,7 @@ class Exact(Signal):
         called = {call.module for call in calls} | {call.module for call in fused}
         for call in calls:
             spans = self._spans_of(call.module)
-            if len(call.a) == examples == call.shape[0] and any(spans):
+            if call.a.shape[:1] == call.shape[:1] == (examples,) and any(spans):
                 factors = call.factors(self.rules[call.module], spans, self.dtype)
                 if factors is not None:
                     of_layer[call.module].append(factors)
@@ -183,12 +184,13 @@ class Exact(Signal):
         return self.spans.get(id(parameter))
 
     def _gradients(self) -> list[torch.Tensor | None]:
-        return [None if p.grad is None else p.grad.detach() for p in self.parameters]
+        return [p.grad for p in self.parameters]
 
-    def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor:
+    @torch.no_grad()
+    def _sample(self, gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
         """Evenly spaced coordinates of the gradient: enough to estimate its norm, at no cost beside a step."""
         if all(gradient is None for gradient in gradients):
-            return self.one.new_zeros(1)
+            return None
         stride, samples = max(1, self.dimension // SAMPLE), []
         for p, gradient in zip(self.parameters, gradients, strict=True):
             if id(p) in self.spans:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..core.device import on_host
 from .base import GradientView
 from .convolution import ConvolutionFactors
 from .layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, LinearFactors, Span
@@ -44,7 +48,7 @@ class FactorView(GradientView):
         return view
 
     def _plan_all(self, layers: list[LayerFactors]) -> None:
-        tied = _tied(layers)
+        tied = _tied(tuple(tuple(factors.spans()) for factors in layers))
         for number, factors in enumerate(layers):
             self._plan(factors, number in tied)
 
@@ -164,12 +168,13 @@ class FactorView(GradientView):
         return cls([_factors_from(row) for row in state["layers"]], state["scale"], state["dimension"])
 
 
-def _tied(layers: list[LayerFactors]) -> set[int]:
+@lru_cache(maxsize=16)
+def _tied(layers: tuple[tuple[Span, ...], ...]) -> set[int]:
     """The layers that share a coordinate with another one: a weight or a bias, or a part of a packed weight."""
     tied: set[int] = set()
     group: set[int] = set()
     stop = -1
-    for span, number in sorted((span, number) for number, factors in enumerate(layers) for span in factors.spans()):
+    for span, number in sorted((span, number) for number, spans in enumerate(layers) for span in spans):
         group = group | {number} if span.start < stop else {number}
         stop = max(stop, span.stop)
         tied |= group if len(group) > 1 else set()
@@ -220,7 +225,8 @@ _KINDS: dict[str, type[LayerFactors]] = {
 
 def _factors_state(factors: LayerFactors) -> dict[str, Any]:
     state: dict[str, Any] = {"kind": type(factors).__name__}
-    for name, value in vars(factors).items():
+    for name in (field.name for field in fields(factors)):
+        value = getattr(factors, name)
         if isinstance(value, torch.Tensor):
             value = value.clone()
         state[name] = value._asdict() if isinstance(value, Span) else value
@@ -240,19 +246,18 @@ def _rows(factors: LayerFactors, index: torch.Tensor) -> LayerFactors:
 
 def _split(weights: torch.Tensor, first: int) -> tuple[float, torch.Tensor, torch.Tensor]:
     """The most common weight of the items from `first` on, the items with another weight, and theirs relative to it."""
-    values = weights.tolist()
-    common = Counter(values[first:]).most_common(1)[0][0]
-    rare = [i for i, value in enumerate(values) if i < first or value != common]
-    index = torch.tensor(rare, dtype=torch.int64, device=weights.device)
-    rest = [values[i] - (common if i >= first else 0.0) for i in rare]
-    return common, index, torch.tensor(rest, dtype=weights.dtype, device=weights.device)
+    rest = on_host(weights).numpy().copy()
+    common = Counter(rest[first:].tolist()).most_common(1)[0][0]
+    rest[first:] -= common
+    rare = np.flatnonzero(rest)
+    return common, torch.from_numpy(rare).to(weights.device), torch.from_numpy(rest[rare]).to(weights)
 
 
 def _pays(factors: LayerFactors, split: tuple[float, torch.Tensor, torch.Tensor]) -> bool:
-    """Are the products that are saved worth one more pass over memory?"""
+    """Are the products that are saved worth one more pass over memory, and three more calls?"""
     assert isinstance(factors, LinearFactors)
-    count, t, _, _ = factors.shape
-    return (count - len(split[1])) * t > _AXPY
+    count, t, p, q = factors.shape
+    return ((count - len(split[1])) * t - _AXPY) * p * q > 3 * _CALL
 
 
 def strategy_costs(count: int, t: int, p: int, q: int) -> dict[str, int]:

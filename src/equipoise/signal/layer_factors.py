@@ -19,8 +19,6 @@ import torch.nn.functional as F
 
 Self = TypeVar("Self", bound="LayerFactors")
 
-_BLOCK = 1 << 17  # numbers that fit into a core's cache twice
-
 
 class Span(NamedTuple):
     """A range of the flat vector."""
@@ -72,61 +70,65 @@ class LinearFactors(LayerFactors):
     a: torch.Tensor
     b: torch.Tensor
 
+    def __post_init__(self) -> None:
+        # One row per example and token: every operation needs them.
+        self.inputs, self.outputs = self.a.flatten(0, 1), self.b.flatten(0, 1)
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """B, T, p, q."""
-        return len(self.a), self.a.shape[1], self.a.shape[2], self.b.shape[2]
+        count, t, p = self.a.shape
+        return count, t, p, self.b.shape[2]
 
     def products(self, vector: torch.Tensor) -> torch.Tensor:
         count, t, p, q = self.shape
-        a, b = self.a.flatten(0, 1), self.b.flatten(0, 1)
-        products = vector.new_zeros(count)
         if self.weight is not None:
             matrix = vector[slice(*self.weight)].view(q, p)
             # The smaller of the two intermediate results.
-            mapped, other = (b @ matrix, a) if p <= q else (a @ matrix.T, b)
-            products += mapped.mul_(other).view(count, -1).sum(1)
+            mapped, other = (self.outputs @ matrix, self.inputs) if p <= q else (self.inputs @ matrix.T, self.outputs)
+            products = mapped.mul_(other).sum(1)
+        else:
+            products = vector.new_zeros(count * t)
         if self.bias is not None:
-            products += (b @ vector[slice(*self.bias)]).view(count, t).sum(1)
-        return products
+            products.addmv_(self.outputs, vector[slice(*self.bias)])
+        return products if t == 1 else products.view(count, t).sum(1)
 
     def gram(self, other: LinearFactors) -> torch.Tensor:
-        own, theirs = len(self.a), len(other.a)
-        table = self.b.flatten(0, 1) @ other.b.flatten(0, 1).T
+        table = self.outputs @ other.outputs.T
         if self.weight is not None:
-            by_input = self.a.flatten(0, 1) @ other.a.flatten(0, 1).T
-            table *= by_input if self.bias is None else by_input.add_(1.0)  # a bias is a weight whose input is 1
-        if self.a.shape[1] * other.a.shape[1] == 1:
-            return table
-        return table.view(own, self.a.shape[1], theirs, other.a.shape[1]).sum((1, 3))
+            by_input = self.inputs @ other.inputs.T
+            # A bias is a weight whose input is 1.
+            table = by_input.mul_(table) if self.bias is None else table.addcmul_(table, by_input)
+        (own, t), (theirs, u) = self.a.shape[:2], other.a.shape[:2]
+        return table if t * u == 1 else table.view(own, t, theirs, u).sum((1, 3))
 
     def add_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         _, _, p, q = self.shape
         if self.weight is not None:
             scaled = (self.b * weights.view(-1, 1, 1)).flatten(0, 1)
-            vector[slice(*self.weight)].view(q, p).addmm_(scaled.T, self.a.flatten(0, 1))
+            vector[slice(*self.weight)].view(q, p).addmm_(scaled.T, self.inputs)
         self.add_bias_to(vector, weights)
 
     def add_weight_to(
         self, vector: torch.Tensor, known: torch.Tensor, common: float, rare: torch.Tensor, rest: torch.Tensor
     ) -> None:
         """`add_to` for the weight alone, from its sum over the examples: `common * known`, and `rest` for the `rare`
-        ones. Both in one block of rows after the other, which is still in the cache when it is needed again.
+        ones.
         """
         assert self.weight is not None
-        _, _, p, q = self.shape
-        a = self.a.index_select(0, rare).flatten(0, 1)
-        b = self.b.index_select(0, rare).mul_(rest.view(-1, 1, 1)).flatten(0, 1).T
-        block = max(1, _BLOCK // p)
-        total, sums = vector[slice(*self.weight)].view(q, p), known.view(q, p)
-        for rows, added, scaled in zip(*(torch.split(m, block) for m in (total, sums, b)), strict=True):
-            rows.add_(added, alpha=common).addmm_(scaled, a)
+        _, t, p, q = self.shape
+        if t > 1:
+            rare = (t * rare[:, None] + torch.arange(t, device=rare.device)).flatten()
+            rest = rest.repeat_interleave(t)
+        b = self.outputs.index_select(0, rare).mul_(rest[:, None])
+        total = vector[slice(*self.weight)].view(q, p)
+        total.add_(known.reshape(q, p), alpha=common).addmm_(b.T, self.inputs.index_select(0, rare))
 
     def add_bias_to(self, vector: torch.Tensor, weights: torch.Tensor) -> None:
         if self.bias is not None:
-            t = self.shape[1]
+            t = self.a.shape[1]
             each = weights if t == 1 else weights.repeat_interleave(t)
-            vector[slice(*self.bias)].addmv_(self.b.flatten(0, 1).T, each)
+            vector[slice(*self.bias)].addmv_(self.outputs.T, each)
 
     def materialize(self) -> ExampleGradients:
         """The gradients themselves, where they are small."""
