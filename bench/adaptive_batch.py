@@ -12,8 +12,8 @@ the small batch. The norm test runs as in the paper (last gradient of a round, m
 first gradient, debiased, smoothed, slow growth, may shrink. `annealed` grows with the decay of the learning rate to the
 budget `--rounds`, and the annealed period keeps the small batch and makes rounds rarer with the decay, to the same
 budget. Their rivals are the constant batch that takes as many rounds and the small batch with a constant, longer
-period, each with its learning rate times `--factors`. Goal: the accuracy of the small batch to
-within 0.3 points (its loss to within 1 %) with a third of its rounds, and ahead of that constant batch with every seed.
+period. Each has its learning rate times `--factors`. Goal: the accuracy of the small batch to within 0.3 points (its
+loss to within 1 %) with a third of its rounds, and ahead of that constant batch with every seed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The CIFAR-10 setting of adaptive_batch.py with many seeds and rates at once: differences smaller than seeds differ.
 
     python adaptive_batch_seeds.py --data-dir DIR --seeds 10-13 --rates 0.028,0.02,0.014,0.01     # to choose the rates
-    python adaptive_batch_seeds.py --data-dir DIR --seeds 0-7 --rates 0.02 --only "annealed$" --table FILE
+    python adaptive_batch_seeds.py --data-dir DIR --seeds 0-7 --rates 0.02 --only "^annealed$" --table FILE
 
 The models of all workers, seeds and rates are one tensor, and their gradients a few batched products: a run takes 8 s
 of one core instead of 30 to 70 s. Batch sizes, periods, schedule and initial models are those of the library; the order
 of the examples is not its own, so single seeds differ from those of adaptive_batch.py. 20,000 examples of
 16 x 16, 8 epochs, 4 workers, momentum 0.9, cosine schedule with warm-up. `--rates` are those of a batch of 8; other
-batches have theirs in proportion. "tuned" tables take the rate of each rule that is best with the seeds `--tuning`.
+batches have theirs in proportion. Seeds from 10 on choose the rates; the table of the docs has the others.
 """
 
 from __future__ import annotations
@@ -201,6 +201,21 @@ def train(data: list[tuple[Tensor, Tensor]], seeds: list[int], rates: list[float
     return torch.stack(found).view(len(seeds), len(rates), 2)
 
 
+def check() -> None:
+    """Logits and gradients are those of the model that adaptive_batch.py trains."""
+    images, labels = torch.randn(5, 3, 16, 16), torch.randint(10, (5,))
+    patches = unfold(images, 3, stride=2, padding=1).transpose(1, 2).reshape(1, -1, 27)
+    flat = initial(0)[None].requires_grad_()
+    cross_entropy(logits(views(flat), patches, 5)[-1][0], labels).backward()
+    assert flat.grad is not None
+    torch.manual_seed(0)
+    model, found = cnn(16), torch.empty_like(flat)
+    score = logits(views(flat.detach()), patches, 5)[-1][0]
+    gradients(views(flat.detach()), views(found), patches, labels[None])
+    apart = [float((ours - its).abs().max()) for ours, its in ((score, model(images).detach()), (found, flat.grad))]
+    print(f"logits differ by {apart[0]:.1e}, gradients by {apart[1]:.1e}")
+
+
 def span(text: str) -> list[int]:
     first, last = text.split("-")
     return list(range(int(first), int(last) + 1))
@@ -208,7 +223,8 @@ def span(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--data-dir")
+    parser.add_argument("--check", action="store_true", help="only compare with the model of adaptive_batch.py")
     parser.add_argument("--periods", type=lambda text: [int(h) for h in text.split(",")], default=[16])
     parser.add_argument("--only", nargs="+", default=["^constant 8$", "^constant 24$", "^annealed$"], help="patterns")
     parser.add_argument("--seeds", type=span, default=span("0-7"))
@@ -216,6 +232,11 @@ def main() -> None:
     parser.add_argument("--table", metavar="FILE", help="add what was measured to this file, for docs/make_tables.py")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.check:
+        check()
+        return
+    if args.data_dir is None:
+        parser.error("--data-dir is needed, with CIFAR-10 in it")
     data = load(args.data_dir)
     for period in args.periods:
         for name, rule in rules(period).items():
