@@ -139,6 +139,26 @@ def adaptive_batch(measured: dict[str, Any], task: str) -> str:
     return lines(["local batch", metric, "seeds", "lost", "rounds", "fraction", "MB sent"], body)
 
 
+def adaptive_batch_seeds(measured: dict[str, Any], view: str) -> str:
+    """Accuracy and loss of each rule at each rate: over the seeds that are reported, or those that chose the rates."""
+    cells: dict[tuple[str, str], dict[float, str]] = {}
+    rounds: dict[tuple[str, str], int] = {}
+    for name, row in measured.items():
+        period, rule, rate = re.fullmatch(r"H = (\d+), (.*), rate (\S+)", name).groups()  # type: ignore[union-attr]
+        values = [pair for seed, pair in row["seeds"].items() if (int(seed) >= 10) == (view == "tuning")]
+        if values:
+            accuracy, loss = zip(*values, strict=True)
+            spread = f"{statistics.mean(accuracy):.2f} ± {statistics.stdev(accuracy):.2f}"
+            cells.setdefault((period, rule), {})[float(rate)] = f"{spread}; {statistics.mean(loss):.3f}"
+            rounds[period, rule] = row["rounds"]
+    rates = sorted({rate for row in cells.values() for rate in row}, reverse=True)
+    body = [
+        [period, rule, str(rounds[period, rule]), *(row.get(rate, "") for rate in rates)]
+        for (period, rule), row in sorted(cells.items(), key=lambda item: int(item[0][0]))
+    ]
+    return lines(["H", "local batch", "rounds", *(f"rate {rate:g}: accuracy %; loss" for rate in rates)], body)
+
+
 def partition_processes(measured: dict[str, Any], view: str) -> str:
     """Seconds with blocks by speed, relative to equal blocks, for both ways of being slow."""
     body = []
@@ -390,6 +410,7 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "wire_time_short": wire_time_short,
     "wire_cost": wire_cost,
     "adaptive_batch": adaptive_batch,
+    "adaptive_batch_seeds": adaptive_batch_seeds,
     "partition_processes": partition_processes,
     "wire_training": wire_training,
     "gossip": gossip,
