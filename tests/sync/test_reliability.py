@@ -1,0 +1,135 @@
+"""How far weights follow gradient norms: as far as these differ by more than their noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.core.context import Context
+from equipoise.core.vector import Flat
+from equipoise.sync import LGRAWA, MGRAWA
+from equipoise.sync.reliability import Reliability, noise_of
+
+from .checks import Layers, resumes_from_any_step, same_on_processes, sends_what_cost_declares
+
+SIZES = (3, 4, 1)
+WORKERS, PERIOD = 8, 4
+
+
+def shares_by_round(sync: Any, levels: np.ndarray, deviation: float, rounds: int = 40) -> tuple[np.ndarray, float]:
+    """The workers' shares (round, worker, weight), and the last reliability.
+
+    levels: the true logarithm of the norms (worker, layer), to which every step adds noise.
+    """
+
+    def loop(comm: Any) -> tuple[np.ndarray, float]:
+        model, rng = Layers(SIZES, torch.float32), np.random.default_rng([7, comm.rank])
+        flat = Flat(model)
+        context = Context(comm, flat=flat)
+        bound = sync.bind(context)
+        context.clock.batch, shares = 1, []
+        for step in range(rounds * PERIOD):
+            norms = np.exp(levels[comm.rank] + deviation * rng.standard_normal(len(SIZES)))
+            for p, norm in zip(model.parameters(), norms, strict=True):
+                p.grad = torch.full_like(p, norm / p.numel() ** 0.5)
+            bound.before_step(flat.gather(), None)
+            if step % PERIOD == PERIOD - 1:
+                bound.after_step(flat.gather())
+                shares.append(bound.own_weights.numpy().copy())
+        return np.stack(shares), bound.reliability
+
+    rows = eq.spawn(loop, len(levels), virtual=True)
+    assert len({row[1] for row in rows}) == 1, "the same on all workers"
+    return np.stack([row[0] for row in rows], axis=1), rows[0][1]
+
+
+@pytest.mark.parametrize(("cls", "smoothing"), [(MGRAWA, 0.43), (LGRAWA, 0.0), (LGRAWA, 0.8)])
+def test_noise_gives_equal_weights(cls: Any, smoothing: float) -> None:
+    levels = np.full((WORKERS, len(SIZES)), -1.5)
+    published, r = shares_by_round(cls(smoothing=smoothing, shrink=False), levels, 0.3)
+    assert r == 1.0
+    shrunk, r = shares_by_round(cls(smoothing=smoothing), levels, 0.3)
+    assert r < 0.25
+    away = [np.abs(shares[20:] - 1 / WORKERS).mean() for shares in (published, shrunk)]
+    assert away[1] < 0.2 * away[0]
+
+
+@pytest.mark.parametrize("cls", [MGRAWA, LGRAWA])
+def test_real_differences_give_the_published_weights(cls: Any) -> None:
+    levels = np.random.default_rng(0).normal(0.0, 0.5, (WORKERS, len(SIZES)))
+    shrunk, r = shares_by_round(cls(), levels, 0.02, rounds=5)
+    published, _ = shares_by_round(cls(shrink=False), levels, 0.02, rounds=5)
+    assert r > 0.99
+    np.testing.assert_array_equal(shrunk[0], np.full_like(shrunk[0], 1 / WORKERS))  # nothing is known yet
+    np.testing.assert_allclose(shrunk[1:], published[1:], rtol=0.02)
+    assert np.ptp(published[1:]) > 0.05
+
+
+def test_layers_are_trusted_one_by_one() -> None:
+    levels = np.zeros((WORKERS, len(SIZES)))
+    levels[:, 1] = np.linspace(-1, 1, WORKERS)
+    shares, _ = shares_by_round(LGRAWA(), levels, 0.1)
+    assert np.abs(shares[20:, :, [0, 2]] - 1 / WORKERS).max() < 0.01
+    exact = np.exp(-levels[:, 1]) / np.exp(-levels[:, 1]).sum()
+    np.testing.assert_allclose(shares[20:, :, 1].mean(0), exact, rtol=0.05)
+
+
+def test_the_reliability_is_the_part_of_the_variance_that_is_real() -> None:
+    """Of many workers, in one round: r = 1 - V / B from sums in float32, whatever the scale of the norms."""
+    rng = np.random.default_rng(1)
+    real, noise, workers, steps, smoothing = 0.2, 0.3, 4000, 4, 0.43
+    logs = 5.0 + rng.normal(0, real, (workers, 1, 1)) + rng.normal(0, noise, (workers, steps, 1))
+    factors = smoothing ** np.arange(steps)[::-1]
+    factors /= factors.sum()
+    known, level = Reliability(1), np.einsum("k,mkl->ml", factors, logs)
+    for _ in range(2):  # the first round has no mean to take the logarithms from
+        numbers = [
+            known.numbers(torch.from_numpy(y), noise_of(torch.from_numpy(rows), smoothing, steps))
+            for y, rows in zip(level, logs, strict=True)
+        ]
+        known.update(torch.stack(numbers).float().sum(0))
+        left = noise**2 * (factors**2).sum()
+        assert float(known.values()) == pytest.approx(real**2 / (real**2 + left), abs=0.03)
+    mean, within, between = known.moments[:, 0].tolist()
+    assert mean == pytest.approx(5.0, abs=0.02)
+    assert within / between == pytest.approx(left / level.var(ddof=1), rel=0.05)
+
+
+def test_who_has_not_measured_does_not_count() -> None:
+    known = Reliability(2)
+    y, v = torch.tensor([[1.0, 2.0], [3.0, 2.0]], dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    rows = [known.numbers(y[0], v), known.numbers(y[1], v), known.numbers(None, None), known.numbers(y[0], None)]
+    known.update(torch.stack(rows[:1] + rows[2:]).sum(0))
+    assert known.moments.eq(0).all(), "one worker says nothing of differences"
+    known.update(torch.stack(rows).sum(0))
+    np.testing.assert_allclose(known.values(), [1 - 0.5 / 2.0, 0.0], rtol=1e-12)
+
+
+def test_without_noise_or_differences_nothing_is_undefined() -> None:
+    known = Reliability(1)
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert float(known.values()) == 0.0
+    known.update(known.numbers(zero - 18.0, zero) * 3)
+    assert float(known.values()) == 0.0
+    assert noise_of(torch.zeros(1, 1), 0.43, 1) is None
+
+
+@pytest.mark.parametrize("sync", [LGRAWA(exponent=0.0), MGRAWA(source="fresh")], ids=["exponent 0", "fresh"])
+def test_where_noise_does_not_matter_or_is_not_known_nothing_is_sent(sync: Any) -> None:
+    published = type(sync)(**sync.options() | {"shrink": False})
+    size = eq.core.vector.ModelSize(99, 4, 5)
+    assert sync.cost(size, 0, 4, True) == published.cost(size, 0, 4, True)
+    assert type(sync)().cost(size, 0, 4, True)[1] > published.cost(size, 0, 4, True)[1]
+
+
+@pytest.mark.parametrize("source", ["train", "last"])
+def test_costs_resumes_and_runs_on_processes(source: str) -> None:
+    sync = LGRAWA(source=source, exponent=2.0)
+    resumes_from_any_step(sync, period=3, steps=14, stops=(2, 5, 6, 10))
+    for wire in (None, eq.wire.Int8()):
+        sends_what_cost_declares(sync, period=2, sizes=(3,), wire=wire)
+    same_on_processes(sync, period=3, steps=11)
