@@ -103,6 +103,7 @@ def test_who_has_not_measured_does_not_count() -> None:
     known = Reliability(2)
     y, v = torch.tensor([[1.0, 2.0], [3.0, 2.0]], dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
     rows = [known.numbers(y[0], v), known.numbers(y[1], v), known.numbers(None, None), known.numbers(y[0], None)]
+    rows.append(known.numbers(y[0], v * np.nan))
     known.update(torch.stack(rows[:1] + rows[2:]).sum(0))
     assert known.moments.eq(0).all(), "one worker says nothing of differences"
     known.update(torch.stack(rows).sum(0))

@@ -29,11 +29,13 @@ class Reliability:
         return torch.where(spread > noise, 1.0 - noise / spread, 0.0)
 
     def numbers(self, logs: torch.Tensor | None, noise: torch.Tensor | None) -> torch.Tensor:
-        """What a worker adds to the sums: nothing, if it does not know its y or v."""
+        """What a worker adds to the sums: nothing, if it does not know its y or v or if these are not finite."""
+        nothing = self.moments.new_zeros(count(self.moments.shape[1]))
         if logs is None or noise is None:
-            return self.moments.new_zeros(count(self.moments.shape[1]))
+            return nothing
         away = logs - self.moments[0]
-        return torch.cat([away.new_ones(1), away, away.square(), noise])
+        numbers = torch.cat([away.new_ones(1), away, away.square(), noise])
+        return numbers if bool(numbers.isfinite().all()) else nothing
 
     def update(self, sums: torch.Tensor) -> None:
         """Take in the sums of a round; one worker alone says nothing of differences."""
