@@ -110,9 +110,9 @@ def ablation(chosen: Setting) -> list[Setting]:
         "of a fresh batch of 128": {"source": "fresh", "examples": 128},
         "of a fresh batch of 128, debiased": {"source": "fresh", "examples": 128, "debias": True},
         "exponent 0 (all weigh alike)": {"exponent": 0.0},
-        "weights as published": {"shrink": False},
-        "exponent 2": {"exponent": 2.0, "shrink": False},
-        "exponent 8": {"exponent": 8.0, "shrink": False},
+        "weights shrunk by their noise": {"shrink": True},
+        "exponent 2": {"exponent": 2.0},
+        "exponent 8": {"exponent": 8.0},
         "no proximity" if prox else "proximity 0.1": {"prox": 0.0 if prox else 0.1},
     }
     return [

@@ -138,7 +138,7 @@ def test_ratios_of_weights_do_not_depend_on_the_scale_of_norms(cls: Any, scale: 
     """Also with large exponents, whose weights leave the range of float32; a worker without a norm has none."""
     models, _ = drawn(3)
     norms = scale * np.array([[0.02], [0.01], [0.005]]) * np.ones(len(SIZES))
-    sync = cls(shrink=False, exponent=16.0, epsilon=1e-12)
+    sync = cls(exponent=16.0, epsilon=1e-12)
     result = run_rounds(sync, models, norms, dtype=torch.float32, batches=[1, 1, 0])
     share = 1 / (1 + 2.0**-16)
     np.testing.assert_allclose(result.own[:, 0], [1 - share, share, 0.0], rtol=1e-5)
@@ -166,7 +166,7 @@ def test_one_collective_gives_the_weighted_mean_of_every_layer(
         monkeypatch.setattr("equipoise.comm.shared_memory._PIECE", len(SIZES) - 1)
     models, norms = drawn(workers)
     inverse = 1.0 / norms
-    result = run_rounds(LGRAWA(shrink=False, pull=0.3), models, norms, virtual=virtual)
+    result = run_rounds(LGRAWA(pull=0.3), models, norms, virtual=virtual)
     weights = inverse / inverse.sum(0)
     np.testing.assert_allclose(result.own, weights, rtol=1e-12)
     expected = (by_element(weights) * models).sum(0)
@@ -177,9 +177,7 @@ def test_one_collective_gives_the_weighted_mean_of_every_layer(
     assert sum(row["bytes"] for row in result.ledger) == 2 * (workers - 1) * (sum(SIZES) + len(SIZES)) * 8
 
 
-@pytest.mark.parametrize(
-    "sync", [MGRAWA(shrink=False, pull=0.3), LGRAWA(shrink=False, pull=0.3)], ids=["mgrawa", "lgrawa"]
-)
+@pytest.mark.parametrize("sync", [MGRAWA(pull=0.3), LGRAWA(pull=0.3)], ids=["mgrawa", "lgrawa"])
 def test_pull_keeps_the_weighted_centre_and_shrinks_distances(sync: Any) -> None:
     models, norms = drawn()
     result = run_rounds(sync, models, norms)
@@ -202,7 +200,7 @@ def test_a_convex_loss_does_not_rise() -> None:
 
     for seed in range(5):
         models, norms = drawn(seed=seed)
-        result = run_rounds(MGRAWA(shrink=False, pull=0.5), models, norms)
+        result = run_rounds(MGRAWA(pull=0.5), models, norms)
         before, after, weights = loss(models), loss(result.x), result.own[:, 0]
         assert loss(result.centre)[0] <= weights @ before
         assert weights @ after < weights @ before
@@ -211,8 +209,8 @@ def test_a_convex_loss_does_not_rise() -> None:
 
 def test_limits_of_the_pull() -> None:
     models, norms = drawn()
-    np.testing.assert_array_equal(run_rounds(MGRAWA(shrink=False, pull=0.0), models, norms).x, models)
-    result = run_rounds(LGRAWA(shrink=False, pull=1.0), models, norms)
+    np.testing.assert_array_equal(run_rounds(MGRAWA(pull=0.0), models, norms).x, models)
+    result = run_rounds(LGRAWA(pull=1.0), models, norms)
     np.testing.assert_array_equal(result.x, result.centre)
     np.testing.assert_array_equal(result.x, np.tile(result.x[0], (4, 1)))
 
@@ -220,29 +218,27 @@ def test_limits_of_the_pull() -> None:
 def test_one_layer_and_equal_ratios_make_both_methods_one() -> None:
     models, norms = drawn()
     one = {"sizes": (sum(SIZES),)}
-    first, second = (
-        run_rounds(sync, models, norms[:, :1], **one) for sync in (MGRAWA(shrink=False), LGRAWA(shrink=False))
-    )
+    first, second = (run_rounds(sync, models, norms[:, :1], **one) for sync in (MGRAWA(), LGRAWA()))
     np.testing.assert_array_equal(first.x, second.x)
     ratios = np.outer([1.0, 2.0, 3.0, 4.0], [5.0, 0.1, 2.0])
-    first, second = (run_rounds(sync, models, ratios) for sync in (MGRAWA(shrink=False), LGRAWA(shrink=False)))
+    first, second = (run_rounds(sync, models, ratios) for sync in (MGRAWA(), LGRAWA()))
     np.testing.assert_allclose(first.x, second.x, atol=1e-12)
-    first, second = (run_rounds(sync, models, norms) for sync in (MGRAWA(shrink=False), LGRAWA(shrink=False)))
+    first, second = (run_rounds(sync, models, norms) for sync in (MGRAWA(), LGRAWA()))
     assert np.abs(first.x - second.x).max() > 1e-3
 
 
 def test_sum_of_layers_or_euclidean_norm() -> None:
     models, _ = drawn(2)
     norms = np.array([[3.0, 4.0, 0.0], [5.0, 0.0, 0.0]])
-    assert run_rounds(MGRAWA(shrink=False, norm="layers"), models, norms).own[:, 0] == pytest.approx([5 / 12, 7 / 12])
-    assert run_rounds(MGRAWA(shrink=False, norm="l2"), models, norms).own[:, 0] == pytest.approx([0.5, 0.5])
+    assert run_rounds(MGRAWA(norm="layers"), models, norms).own[:, 0] == pytest.approx([5 / 12, 7 / 12])
+    assert run_rounds(MGRAWA(norm="l2"), models, norms).own[:, 0] == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None:
     models, norms = drawn()
     models = torch.from_numpy(models).to(dtype).double().numpy()
-    result = run_rounds(LGRAWA(shrink=False, pull=1.0), models, norms, dtype=dtype)
+    result = run_rounds(LGRAWA(pull=1.0), models, norms, dtype=dtype)
     weights = by_element((1 / norms) / (1 / norms).sum(0))
     tolerance = 2e-6 if dtype == torch.float32 else 2**-7
     np.testing.assert_allclose(result.x, np.tile((weights * models).sum(0), (4, 1)), atol=tolerance)
@@ -254,11 +250,11 @@ def test_narrow_models_send_their_weights_in_float32(dtype: torch.dtype) -> None
 def test_a_zero_norm_gives_no_nan(make: Any) -> None:
     models, norms = drawn()
     norms[1] = 0.0
-    result = run_rounds(make(shrink=False, pull=0.5), models, norms)
+    result = run_rounds(make(pull=0.5), models, norms)
     assert np.isfinite(result.x).all()
     np.testing.assert_allclose(result.centre[0], models[1], atol=1e-6)  # the limit: the winner takes it all
     norms[:] = 0.0
-    np.testing.assert_allclose(run_rounds(make(shrink=False, pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
+    np.testing.assert_allclose(run_rounds(make(pull=1.0), models, norms).x[0], models.mean(0), atol=1e-12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -266,9 +262,9 @@ def test_a_zero_norm_gives_no_nan(make: Any) -> None:
 def test_a_norm_that_is_not_finite_gets_weight_zero(make: Any, bad: float) -> None:
     models, norms = drawn()
     norms[2, 1] = bad
-    result = run_rounds(make(shrink=False, pull=0.5), models, norms)
+    result = run_rounds(make(pull=0.5), models, norms)
     rest = [0, 1, 3]
-    clean = run_rounds(make(shrink=False, pull=0.5), models[rest], norms[rest])
+    clean = run_rounds(make(pull=0.5), models[rest], norms[rest])
     np.testing.assert_allclose(result.x[rest], clean.x, atol=1e-12)
     assert (result.own[2] == 0).all()
     np.testing.assert_allclose(result.x[2], 0.5 * models[2] + 0.5 * clean.centre[0], atol=1e-12)
@@ -277,8 +273,8 @@ def test_a_norm_that_is_not_finite_gets_weight_zero(make: Any, bad: float) -> No
 def test_a_model_that_is_not_finite_takes_the_centre() -> None:
     models, norms = drawn()
     models[3, 5] = np.nan
-    result = run_rounds(MGRAWA(shrink=False, pull=0.5), models, norms)
-    clean = run_rounds(MGRAWA(shrink=False, pull=0.5), models[:3], norms[:3])
+    result = run_rounds(MGRAWA(pull=0.5), models, norms)
+    clean = run_rounds(MGRAWA(pull=0.5), models[:3], norms[:3])
     np.testing.assert_allclose(result.x[:3], clean.x, atol=1e-12)
     np.testing.assert_allclose(result.x[3], clean.centre[0], atol=1e-12)
 
@@ -286,15 +282,15 @@ def test_a_model_that_is_not_finite_takes_the_centre() -> None:
 def test_a_worker_without_examples_weighs_nothing() -> None:
     models, norms = drawn()
     norms[0] = 0.0  # its gradient is zero because it has none
-    result = run_rounds(MGRAWA(shrink=False, pull=0.5), models, norms, batches=[0, 1, 1, 1])
-    clean = run_rounds(MGRAWA(shrink=False, pull=0.5), models[1:], norms[1:])
+    result = run_rounds(MGRAWA(pull=0.5), models, norms, batches=[0, 1, 1, 1])
+    clean = run_rounds(MGRAWA(pull=0.5), models[1:], norms[1:])
     assert result.own[0, 0] == 0
     np.testing.assert_allclose(result.x[1:], clean.x, atol=1e-12)
 
 
 def test_no_worker_moves_without_a_finite_norm() -> None:
     models, norms = drawn()
-    result = run_rounds(LGRAWA(shrink=False, pull=0.5), models, np.full_like(norms, np.nan))
+    result = run_rounds(LGRAWA(pull=0.5), models, np.full_like(norms, np.nan))
     np.testing.assert_array_equal(result.x, models)
 
 
@@ -366,7 +362,7 @@ def test_limits_are_the_methods_they_should_be() -> None:
     alone = toy_sha(NoSync(), period=1)
     assert toy_sha(MGRAWA(pull=0.0), **period) == alone
     assert toy_sha(LGRAWA(pull=0.0, source="fresh"), **period) == alone  # measuring disturbs nothing
-    assert toy_sha(MGRAWA(shrink=False, pull=1.0), **period) not in (plain, alone)
+    assert toy_sha(MGRAWA(pull=1.0), **period) not in (plain, alone)
 
 
 def test_combinations_that_mean_nothing_are_refused() -> None:

@@ -42,7 +42,7 @@ def by_hand(problem: Problem, lr: float, period: int, steps: int, pull: float, d
 @pytest.mark.parametrize("cls", [MGRAWA, LGRAWA])
 def test_a_late_pull_is_its_equations(cls: Any, pull: float, delay: int, prox: float) -> None:
     problem = Problem.make(3)
-    sync = cls(pull=pull, delay=delay, prox=prox, source="last", smoothing=0.0, shrink=False)
+    sync = cls(pull=pull, delay=delay, prox=prox, source="last", smoothing=0.0)
     points = solve(problem, sync, steps=22, lr=0.05, period=4)
     np.testing.assert_allclose(points, by_hand(problem, 0.05, 4, 22, pull, delay, prox), atol=1e-12)
 
@@ -96,8 +96,8 @@ def test_through_a_wire_it_is_nearly_the_same() -> None:
 def test_a_model_that_is_not_finite_takes_the_centre_when_it_arrives() -> None:
     models, norms = drawn()
     models[3, 5] = np.nan
-    first = run_rounds(Due(MGRAWA(pull=0.5, delay=1, shrink=False)), models, norms, rounds=2)
-    clean = run_rounds(MGRAWA(pull=0.5, shrink=False), models[:3], norms[:3])
+    first = run_rounds(Due(MGRAWA(pull=0.5, delay=1)), models, norms, rounds=2)
+    clean = run_rounds(MGRAWA(pull=0.5), models[:3], norms[:3])
     np.testing.assert_allclose(first.x[:3], clean.x, atol=1e-12)
     np.testing.assert_allclose(first.x[3], clean.centre[0], atol=1e-12)
 

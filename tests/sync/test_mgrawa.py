@@ -167,11 +167,9 @@ def test_only_the_steps_before_a_round_are_measured(source: str, steps: int, mon
 
 
 def test_health_shows_weights_and_norms() -> None:
-    health = toy.train(MGRAWA(shrink=False)).result["health"]
+    health = toy.train(MGRAWA()).result["health"]
     assert 0.25 < health["largest_weight"] < 0.6
     assert health["gradient_norm"] > 0
-    assert health["reliability"] == 1
-    assert 0 <= toy.train(MGRAWA()).result["health"]["reliability"] < 1
 
 
 def test_proximity_between_rounds_keeps_workers_nearer() -> None:
@@ -193,7 +191,6 @@ def test_every_source_resumes_to_the_same_bits(source: str, tmp_path: Any) -> No
 
 
 def test_costs_resumes_and_runs_on_processes() -> None:
-    assert MGRAWA(shrink=False).cost(ModelSize(99, 4), 0, 4, True) == (6, 600)
-    assert MGRAWA().cost(ModelSize(99, 4), 0, 4, True) == (6, 624)  # 1 worker, log n, its square, its noise
+    assert MGRAWA().cost(ModelSize(99, 4), 0, 4, True) == (6, 600)
     sends_what_cost_declares(MGRAWA(), period=2)
     same_on_processes(MGRAWA(prox=0.1), period=2)

@@ -10,11 +10,13 @@ import torch
 
 import equipoise as eq
 from equipoise.core.context import Context
-from equipoise.core.vector import Flat
+from equipoise.core.errors import UserError
+from equipoise.core.vector import Flat, ModelSize
 from equipoise.sync import LGRAWA, MGRAWA
 from equipoise.sync.reliability import Reliability, noise_of
 
 from .checks import Layers, resumes_from_any_step, same_on_processes, sends_what_cost_declares
+from .quadratic import Problem, solve
 
 SIZES = (3, 4, 1)
 WORKERS, PERIOD = 8, 4
@@ -50,9 +52,9 @@ def shares_by_round(sync: Any, levels: np.ndarray, deviation: float, rounds: int
 @pytest.mark.parametrize(("cls", "smoothing"), [(MGRAWA, 0.43), (LGRAWA, 0.0), (LGRAWA, 0.8)])
 def test_noise_gives_equal_weights(cls: Any, smoothing: float) -> None:
     levels = np.full((WORKERS, len(SIZES)), -1.5)
-    published, r = shares_by_round(cls(smoothing=smoothing, shrink=False), levels, 0.3)
+    published, r = shares_by_round(cls(smoothing=smoothing), levels, 0.3)
     assert r == 1.0
-    shrunk, r = shares_by_round(cls(smoothing=smoothing), levels, 0.3)
+    shrunk, r = shares_by_round(cls(smoothing=smoothing, shrink=True), levels, 0.3)
     assert r < 0.25
     away = [np.abs(shares[20:] - 1 / WORKERS).mean() for shares in (published, shrunk)]
     assert away[1] < 0.2 * away[0]
@@ -61,8 +63,8 @@ def test_noise_gives_equal_weights(cls: Any, smoothing: float) -> None:
 @pytest.mark.parametrize("cls", [MGRAWA, LGRAWA])
 def test_real_differences_give_the_published_weights(cls: Any) -> None:
     levels = np.random.default_rng(0).normal(0.0, 0.5, (WORKERS, len(SIZES)))
-    shrunk, r = shares_by_round(cls(), levels, 0.02, rounds=5)
-    published, _ = shares_by_round(cls(shrink=False), levels, 0.02, rounds=5)
+    shrunk, r = shares_by_round(cls(shrink=True), levels, 0.02, rounds=5)
+    published, _ = shares_by_round(cls(), levels, 0.02, rounds=5)
     assert r > 0.99
     np.testing.assert_array_equal(shrunk[0], np.full_like(shrunk[0], 1 / WORKERS))  # nothing is known yet
     np.testing.assert_allclose(shrunk[1:], published[1:], rtol=0.02)
@@ -72,7 +74,7 @@ def test_real_differences_give_the_published_weights(cls: Any) -> None:
 def test_layers_are_trusted_one_by_one() -> None:
     levels = np.zeros((WORKERS, len(SIZES)))
     levels[:, 1] = np.linspace(-1, 1, WORKERS)
-    shares, _ = shares_by_round(LGRAWA(), levels, 0.1)
+    shares, _ = shares_by_round(LGRAWA(shrink=True), levels, 0.1)
     assert np.abs(shares[20:, :, [0, 2]] - 1 / WORKERS).max() < 0.01
     exact = np.exp(-levels[:, 1]) / np.exp(-levels[:, 1]).sum()
     np.testing.assert_allclose(shares[20:, :, 1].mean(0), exact, rtol=0.05)
@@ -119,18 +121,35 @@ def test_without_noise_or_differences_nothing_is_undefined() -> None:
     assert noise_of(torch.zeros(1, 1), 0.43, 1) is None
 
 
-@pytest.mark.parametrize("sync", [LGRAWA(exponent=0.0), MGRAWA(source="fresh")], ids=["exponent 0", "fresh"])
-def test_where_noise_does_not_matter_or_is_not_known_nothing_is_sent(sync: Any) -> None:
-    published = type(sync)(**sync.options() | {"shrink": False})
-    size = eq.core.vector.ModelSize(99, 4, 5)
-    assert sync.cost(size, 0, 4, True) == published.cost(size, 0, 4, True)
-    assert type(sync)().cost(size, 0, 4, True)[1] > published.cost(size, 0, 4, True)[1]
+def test_equal_weights_need_no_numbers_and_a_fresh_batch_has_none() -> None:
+    size = ModelSize(99, 4)
+    assert MGRAWA(shrink=True).cost(size, 0, 4, True) == (6, 624)  # one worker, log n, its square, its noise
+    assert MGRAWA(shrink=True, exponent=0.0).cost(size, 0, 4, True) == MGRAWA().cost(size, 0, 4, True) == (6, 600)
+    with pytest.raises(UserError, match="source='train'"):
+        LGRAWA(shrink=True, source="fresh")
 
 
 @pytest.mark.parametrize("source", ["train", "last"])
 def test_costs_resumes_and_runs_on_processes(source: str) -> None:
-    sync = LGRAWA(source=source, exponent=2.0)
+    sync = LGRAWA(source=source, exponent=2.0, shrink=True)
     resumes_from_any_step(sync, period=3, steps=14, stops=(2, 5, 6, 10))
     for wire in (None, eq.wire.Int8()):
         sends_what_cost_declares(sync, period=2, sizes=(3,), wire=wire)
     same_on_processes(sync, period=3, steps=11)
+
+
+def test_late_sums_carry_it_too() -> None:
+    sync = LGRAWA(shrink=True, delay=1)
+    resumes_from_any_step(sync, period=3, steps=14, stops=(3, 4, 10))
+    seen: dict[int, list[Any]] = {}
+
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
+        comm, own = together.comm, together.sync
+        cost = own.cost(own.context.model_size, comm.rank, 3, True)
+        arrived = step // 3  # sent after steps 2, 5, 8 and counted one later
+        assert (comm.ledger.messages, comm.ledger.bytes) == (arrived * cost[0], arrived * cost[1])
+        assert bool(own.moments.any()) == (arrived > 0)
+        seen.setdefault(step, []).append(own.moments.tolist())
+
+    solve(Problem.make(3), sync, steps=11, lr=0.05, period=3, on_step=on_step)
+    assert all(rows == [rows[0]] * 3 for rows in seen.values()), "the same on all workers"

@@ -1,4 +1,4 @@
-"""GRAWA: averages weighted by inverse gradient norms, all of them as published (`shrink=False`)."""
+"""GRAWA: averages weighted by inverse gradient norms."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ def weights(workers: int, steps: int) -> dict[str, float]:
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         mine = slice(64 * comm.rank, 64 * (comm.rank + 1))
-        sync = eq.sync.LGRAWA(source="last", smoothing=0.0, shrink=False)
-        with eq.attach(model, optimizer, sync=sync, period=4) as attached:
+        with eq.attach(model, optimizer, sync=eq.sync.LGRAWA(source="last", smoothing=0.0), period=4) as attached:
             for _ in range(steps):
                 optimizer.zero_grad()
                 LOSS(model(x[mine] * (1 + comm.rank)), y[mine]).backward()
                 norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).double()
                 optimizer.step()
-            bound: Any = attached.sync
-            product: torch.Tensor = bound.own_weights * norms
+            sync: Any = attached.sync
+            product: torch.Tensor = sync.own_weights * norms
             return product
 
     products = torch.stack(eq.spawn(loop, workers, virtual=True))  # worker by layer
@@ -46,7 +45,7 @@ def weights(workers: int, steps: int) -> dict[str, float]:
 def valleys(workers: int, steps: int, seeds: int) -> dict[str, float]:
     """Half of the workers start in a sharp valley, half in a flat one of equal depth: how often the flat one wins."""
     methods = {
-        "MGRAWA": (eq.sync.MGRAWA(pull=0.8, shrink=False), 32),
+        "MGRAWA": (eq.sync.MGRAWA(pull=0.8), 32),
         "EASGD": (eq.sync.EASGD(pull=min(1.0, 0.1 * workers)), 4),
         "equal weights, same pull": (eq.sync.MGRAWA(pull=0.8, exponent=0.0), 32),
         "LSGD": (eq.sync.LSGD(pull=0.1, prox=0.1), 4),
@@ -122,8 +121,8 @@ def _results(
 ) -> dict[str, list[dict[str, float]]]:
     data = images(**dict(of))
     methods = {
-        "LGRAWA": (eq.sync.LGRAWA(pull=0.5, prox=0.01, shrink=False), 32),
-        "MGRAWA": (eq.sync.MGRAWA(pull=0.5, prox=0.01, shrink=False), 32),
+        "LGRAWA": (eq.sync.LGRAWA(pull=0.5, prox=0.01), 32),
+        "MGRAWA": (eq.sync.MGRAWA(pull=0.5, prox=0.01), 32),
         "EASGD": (eq.sync.EASGD(pull=0.4), 4),  # pull / workers is the authors' 0.1 per worker
         "LSGD": (eq.sync.LSGD(pull=0.1, prox=0.1), 4),
         "all-reduce": (eq.sync.AllReduce(), 1),

@@ -67,7 +67,7 @@ class GradientWeighted(Sync):
     )
     exponent: float = option(1.0, help="p in the weights 1 / norm^p; 0 weighs all alike", least=0, most=16)
     shrink: bool = option(
-        True, help="weigh by differences between norms only as far as they exceed their noise; not with source = fresh"
+        False, help="weigh by differences between norms only as far as they exceed their noise; not with source = fresh"
     )
     source: str = option(
         "train", help="gradients that are measured: of the last training steps, the last one, fresh", choices=SOURCES
@@ -86,6 +86,8 @@ class GradientWeighted(Sync):
             raise UserError("debias measures a batch in parts: pass source='fresh' with it")
         if self.examples is not None and self.source != "fresh":
             raise UserError("examples is the size of a fresh batch: pass source='fresh' with it")
+        if self.shrink and self.source == "fresh":
+            raise UserError("shrink needs noise that each worker has alone: pass source='train' or 'last' with it")
 
     def needs(self) -> Needs:
         return Needs(due_before_step=self.delay > 0)  # workers must count the steps of the delay alike
@@ -159,8 +161,7 @@ class GradientWeighted(Sync):
         return self.exponent * max(-math.log(self.epsilon), _LARGE_NORM) > _MAX_LOG_WEIGHT
 
     def _shrinks(self) -> bool:
-        """A fresh batch is the same for all workers: its noise is common to them, and none of it can be measured."""
-        return self.shrink and self.source != "fresh" and self.exponent > 0
+        return self.shrink and self.exponent > 0
 
     def _exponents(self) -> torch.Tensor | float:
         return self.exponent * self.trust.values() if self._shrinks() else self.exponent
