@@ -84,8 +84,9 @@ def coarse(short: bool, usual_lr: float) -> list[Setting]:
     few = (2, 4, 8) if short else (2, 4, 8, 16)
     candidates += [Setting("Local SGD", eq.sync.PeriodicAverage(), period, usual_lr) for period in few]
     for name in ("MGRAWA", "LGRAWA"):
-        late = SYNCS[name](pull=1.0, delay=1)
-        candidates += [Setting(f"{name}, delay 1", late, period, usual_lr) for period in few]
+        for words, more in (("delay 1", {"delay": 1}), ("shrink", {"shrink": True})):
+            sync = SYNCS[name](pull=1.0, **more)
+            candidates += [Setting(f"{name}, {words}", sync, period, usual_lr) for period in few]
     return candidates
 
 
