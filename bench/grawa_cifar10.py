@@ -84,8 +84,9 @@ def coarse(short: bool, usual_lr: float) -> list[Setting]:
     few = (2, 4, 8) if short else (2, 4, 8, 16)
     candidates += [Setting("Local SGD", eq.sync.PeriodicAverage(), period, usual_lr) for period in few]
     for name in ("MGRAWA", "LGRAWA"):
-        late = SYNCS[name](pull=1.0, delay=1)
-        candidates += [Setting(f"{name}, delay 1", late, period, usual_lr) for period in few]
+        for words, more in (("delay 1", {"delay": 1}), ("shrink", {"shrink": True})):
+            sync = SYNCS[name](pull=1.0, **more)
+            candidates += [Setting(f"{name}, {words}", sync, period, usual_lr) for period in few]
     return candidates
 
 
@@ -110,6 +111,7 @@ def ablation(chosen: Setting) -> list[Setting]:
         "of a fresh batch of 128": {"source": "fresh", "examples": 128},
         "of a fresh batch of 128, debiased": {"source": "fresh", "examples": 128, "debias": True},
         "exponent 0 (all weigh alike)": {"exponent": 0.0},
+        "weights shrunk by their noise": {"shrink": True},
         "exponent 2": {"exponent": 2.0},
         "exponent 8": {"exponent": 8.0},
         "no proximity" if prox else "proximity 0.1": {"prox": 0.0 if prox else 0.1},

@@ -30,6 +30,7 @@ VARIANTS = [
     eq.sync.DiLoCo(delay=1, fragments=2),
     eq.sync.LSGD(groups=2, global_every=2),
     eq.sync.MGRAWA(source="last"),
+    eq.sync.LGRAWA(shrink=True),
     eq.sync.PeriodicAverage(state="average", weights="samples"),
     eq.sync.SGP(eq.topology.Edges(links=[(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)),
 ]

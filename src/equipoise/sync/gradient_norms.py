@@ -48,6 +48,7 @@ class GradientNorms:
         self.finite = False  # was the last measurement finite?
         self.pending: torch.Tensor | None = None  # a measurement that waits for its round
         self.unread: list[torch.Tensor] = []  # measurements of steps, still on the device of the model
+        self.measured: list[torch.Tensor] = []  # since the last round, after the last one before it
 
     def observe_step(self, steps_left: int) -> None:
         """Measure the training gradient in the model, `steps_left` steps before the expected round.
@@ -86,10 +87,21 @@ class GradientNorms:
         level, noise = self.smoothed / (1.0 - self.smoothing**self.count)
         return torch.maximum(level - noise, _LEAST**2 * level).sqrt() if self.debias else level
 
+    def take_measured(self) -> list[torch.Tensor]:
+        """The norms measured since the last round, after the last ones before it; the next round begins."""
+        measured, self.measured = self.measured, self.measured[-1:]
+        return measured
+
     def state_dict(self) -> dict[str, Any]:
         self._read()
         pending = None if self.pending is None else on_host(self.pending)
-        return {"smoothed": self.smoothed, "count": self.count, "finite": self.finite, "pending": pending}
+        return {
+            "smoothed": self.smoothed,
+            "count": self.count,
+            "finite": self.finite,
+            "pending": pending,
+            "measured": list(self.measured),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.unread = []
@@ -124,6 +136,7 @@ class GradientNorms:
             for smoothed, row in zip(self.smoothed, values, strict=False):
                 smoothed.mul_(self.smoothing).add_(row, alpha=1.0 - self.smoothing)
             self.count += 1
+            self.measured.append(values[0])
 
 
 def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

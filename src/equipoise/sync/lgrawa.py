@@ -17,9 +17,9 @@ class LGRAWA(GradientWeighted):
 
     A layer is one parameter tensor (weight, bias and the scales of BatchNorm each count), n_ml the norm of worker m's
     gradient there. With one layer, or where workers' norms stand in the same ratio in all layers, it is MGRAWA. One
-    all-reduce of the model and one number per layer per round; everything else is as in MGRAWA. Each layer of the
-    centre is weighted differently: with a strong pull it is a model that no worker has trained, so evaluate it with
-    recomputed BatchNorm statistics (`--buffers recompute`).
+    all-reduce of the model and one number per layer per round (four with `shrink`, which finds r for each layer);
+    everything else is as in MGRAWA. Each layer of the centre is weighted differently: with a strong pull it is a model
+    that no worker has trained, so evaluate it with recomputed BatchNorm statistics (`--buffers recompute`).
     Reference: Dimlioglu and Choromanska, GRAWA, AISTATS 2024. There period 32, pull 0.5, prox 0.01.
     """
 

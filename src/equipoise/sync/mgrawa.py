@@ -19,10 +19,16 @@ class MGRAWA(GradientWeighted):
     norm of the complete gradient (`norm = "l2"`). Weights are positive, sum to one and do not change when all norms
     are scaled alike; b_m n_m is the same for all. Equal norms (or `exponent = 0`) with `pull = 1` are Local SGD. One
     all-reduce of the model and one number per round; stores the centre and the message. Any optimizer takes the local
-    steps; its state stays local. Near convergence the norm of a stochastic gradient is mostly noise, which makes the
-    weights nearly equal: a larger fresh batch, or `debias`, separates them. A worker that has no examples, or whose
-    norm or model is not finite, gets weight zero; one whose model is not finite is reset to the centre.
-    Where shares of the examples differ, weights are multiplied by them.
+    steps; its state stays local. A worker that has no examples, or whose norm or model is not finite, gets weight zero;
+    one whose model is not finite is reset to the centre. Where shares of the examples differ, weights are multiplied by
+    them. The norm of a stochastic gradient is mostly noise. `debias` subtracts the noise of a larger fresh batch;
+    `shrink` follows norms only as far as they are known:
+
+        b_m = n_m^-r / sum_j n_j^-r;   r = max(0, 1 - V / B)
+
+    B is the variance of log n over workers, V that of its noise, estimated from successive measurements and averaged
+    over rounds. Norms that differ by noise get equal weights, norms that really differ the published ones. Four more
+    numbers travel.
     With a `delay` the sums of a round travel during the next local steps. When they arrive, a worker is pulled by the
     distance that it had when it sent, x_m <- x_m + pull (c - sent x_m), and keeps the steps that it took meanwhile, as
     in CoCoD-SGD (Shen et al., IJCAI 2019). It hides the time of a round; the delay must be shorter than the period.
