@@ -356,6 +356,20 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
     return lines([*head, "epochs at equal seconds", "loss then", "seeds ahead of all free orders"], body)
 
 
+def order_lengths(measured: dict[str, Any], task: str) -> str:
+    """What a run of the tuning seed would have ended at, had it been this long: by order and rate."""
+    tuned = measured["tuning"][task]
+    epochs = max(len(values) for by_rate in tuned.values() for values in by_rate.values())
+    lengths = [epochs * part // 20 for part in (2, 4, 6, 10, 15, 20)]
+    rates = sorted({rate for by_rate in tuned.values() for rate in by_rate}, key=float)
+    body = []
+    for rate, name in ((rate, name) for rate in rates for name in tuned if rate in tuned[name]):
+        values = tuned[name][rate]
+        cells = [digits(_settled(values[:end], end)) if end <= len(values) else "-" for end in lengths]
+        body.append([rate, name, *cells])
+    return lines(["rate", "order", *(f"{end} epochs" for end in lengths)], body)
+
+
 def _settled(values: list[float], epochs: float) -> float:
     """The mean over a quarter of the epochs, up to this one: where a random order's last epoch ends is luck."""
     whole, count = int(epochs), len(values) // 4
@@ -418,11 +432,12 @@ VIEWS: dict[str, Callable[[Any, str], str]] = {
     "detag": detag,
     "detag_links": detag_links,
     "order_seconds": order_seconds,
+    "order_lengths": order_lengths,
     "order_processes": order_processes,
     "order_gossip": order_gossip,
     "choosing": choosing,
 }
-FILES = {"wire_time_short": "wire_time"}
+FILES = {"wire_time_short": "wire_time", "order_lengths": "order_seconds"}
 
 
 def rendered(text: str) -> str:
