@@ -8,9 +8,9 @@
 A LeNet with strides or a ResNet-8 with GroupNorm on images averaged to 16 x 16, or a perceptron on 8 x 8. Every method
 takes the best of five learning rates by the mean model's training loss at the end with seed 0, and two more seeds at
 that rate, or at the next best if one of these diverges. While the best is the lowest or the highest of those tried, the
-next one beyond is tried too; D2 and DSGT begin two rates lower where one round mixes little. All take the
-same number of examples; the files also have the rounds, and the vectors that a worker sends to each neighbour per step.
-See `gossip_simulator.py` for how it runs.
+next one beyond is tried too; D2 and DSGT begin two rates lower where one round mixes little, and with
+momentum. All take the same number of examples; the files also have the rounds, and the vectors that a worker
+sends to each neighbour per step. See `gossip_simulator.py` for how it runs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
             return [[round(losses[column], 4) for losses in curve] for column in range(len(rates))]
 
         started = time.process_time()
-        while missing := untried(ends, rates, rates[first_rates(method, workers, slack)]):
+        while missing := untried(ends, rates, rates[first_rates(method, workers, slack, momentum)]):
             curves |= {rate: {0: curve} for rate, curve in zip(missing, run(0, missing), strict=True)}
             ends |= {rate: curves[rate][0][-1] for rate in missing}
         for best in sorted(ends, key=lambda rate, ends=ends: ends[rate]):
@@ -116,9 +116,10 @@ def one_setting(name: str, data: tuple[torch.Tensor, torch.Tensor], args: argpar
         print(f"{name:<16} {method:<16} rate {best:<6g} losses {finals}   {took:.0f} s", flush=True)
 
 
-def first_rates(method: str, workers: int, slack: float) -> slice:
-    """D2 and DSGT take smaller rates where one round mixes little: at larger ones they may not learn at all."""
-    return slice(0, FIRST.stop) if method in ("D2", "DSGT") and (slack < 1 or workers > 8) else FIRST
+def first_rates(method: str, workers: int, slack: float, momentum: float) -> slice:
+    """D2 and DSGT take smaller rates too where one round mixes little, and with momentum: else they may not learn."""
+    hard = slack < 1 or workers > 8 or momentum > 0
+    return slice(0, FIRST.stop) if method in ("D2", "DSGT") and hard else FIRST
 
 
 def untried(ends: dict[float, float], rates: list[float], first: list[float]) -> list[float]:
