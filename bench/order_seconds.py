@@ -63,7 +63,7 @@ ORDERS: dict[str, Callable[[], Order]] = {
     "CD-GraB, every epoch, projection": lambda: CDGraB(signal="projection", every=1, sweeps=1),
 }
 # One or two examples per worker and step, and the weight decay of the first GraB paper. With it LeNet still fits so few
-# images, only later: then gradients have no noise left. With three times as much it cannot.
+# images, only later: then gradients have no noise left. With three times as much it does not.
 _LENET = order_curves.TASKS["lenet"]._replace(together=8, decay=0.01)
 _FEW = _LENET._replace(load=lambda where, full: CIFAR10(dir=str(where), limit=1024, test_limit=16).load())
 REGIMES = {
