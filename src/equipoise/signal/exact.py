@@ -72,9 +72,7 @@ class Exact(Signal):
             self.before = self._sample(self._gradients())
         whole: list[ModelCall] = []
         repeatable = model_calls(model, examples) if kept else contextlib.nullcontext(whole)
-        recomputed: list[FusedCall] = []
-        fusing = fused_calls(self.fused) if self.fused else contextlib.nullcontext(recomputed)
-        with repeatable as whole, layer_calls(self.rules) as calls, fusing as fused:
+        with repeatable as whole, layer_calls(self.rules) as calls, fused_calls(self.fused) as fused:
             yield
         layers = self._factors(calls, fused, examples)
         if coverage.asks:

@@ -169,7 +169,7 @@ class FactorView(GradientView):
 
 
 @lru_cache(maxsize=16)
-def _tied(layers: tuple[tuple[Span, ...], ...]) -> set[int]:
+def _tied(layers: tuple[tuple[Span, ...], ...]) -> frozenset[int]:
     """The layers that share a coordinate with another one: a weight or a bias, or a part of a packed weight."""
     tied: set[int] = set()
     group: set[int] = set()
@@ -178,7 +178,7 @@ def _tied(layers: tuple[tuple[Span, ...], ...]) -> set[int]:
         group = group | {number} if span.start < stop else {number}
         stop = max(stop, span.stop)
         tied |= group if len(group) > 1 else set()
-    return tied
+    return frozenset(tied)
 
 
 Pair = tuple[LayerFactors | None, LayerFactors | None]
