@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.errors import UserError
 from equipoise.order import CDGraB, factor_messages
 from equipoise.order.factor_messages import (
     BufferLayout,
@@ -55,6 +56,12 @@ def layouts(length: int) -> list[LayerLayout]:
         LayerLayout("gradient", 18, 1, True, False, 1),
         LayerLayout("embedding", 9, 4, True, False, length),
     ]
+
+
+def test_a_batch_with_other_layers_than_the_first_is_refused_with_a_way_out() -> None:
+    view, layout = drawn(5, 0), BufferLayout(6, 2, layouts(3)[:3])
+    with pytest.raises(UserError, match="use --order.coordinate shards"):
+        pack_message(layout, view, np.zeros((2, 5)), view.scale)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
