@@ -2,12 +2,15 @@
 
     python adaptive_batch_seeds.py --data-dir DIR --seeds 10-13 --rates 0.028,0.02,0.014,0.01     # to choose the rates
     python adaptive_batch_seeds.py --data-dir DIR --seeds 0-7 --rates 0.02 --only "^annealed$" --table FILE
+    python adaptive_batch_seeds.py --data-dir DIR --seeds 0-4 --rates 0.01 --outer 0.5 --table FILE
 
 The models of all workers, seeds and rates are one tensor, and their gradients a few batched products: a run takes 8 s
 of one core instead of 30 to 70 s. Batch sizes, periods, schedule and initial models are those of the library; the order
 of the examples is not its own, so single seeds differ from those of adaptive_batch.py. 20,000 examples of
 16 x 16, 8 epochs, 4 workers, momentum 0.9, cosine schedule with warm-up. `--rates` are those of a batch of 8; other
-batches have theirs in proportion. Seeds from 10 on choose the rates; the table of the docs has the others.
+batches have theirs in proportion. `--outer` are momenta of an outer Nesterov step at every round, as in
+`DiLoCo(lr=1, momentum=0.5)`; with 0 models are averaged. Seeds from 10 on choose rates and momenta; the tables of the
+docs have the others.
 """
 
 from __future__ import annotations
@@ -165,8 +168,10 @@ def gradients(weights: list[Tensor], into: list[Tensor], patches: Tensor, labels
     layer(0, patches, padded[:, :, 1:9, 1:9].reshape(models, batch * 64, 16).mul_(first > 0))
 
 
-def train(data: list[tuple[Tensor, Tensor]], seeds: list[int], rates: list[float], layout: list[Step]) -> Tensor:
-    """Test accuracy in per cent and loss of the mean model, [seeds, rates, 2]."""
+def train(
+    data: list[tuple[Tensor, Tensor]], seeds: list[int], rates: list[float], layout: list[Step], outer: float = 0.0
+) -> Tensor:
+    """Test accuracy in per cent and loss of the mean model, [seeds, rates, 2]. outer: momentum of the outer step."""
     (patches, labels), (test, test_labels) = data
     runs = len(seeds) * len(rates)
     models = runs * WORKERS
@@ -176,6 +181,8 @@ def train(data: list[tuple[Tensor, Tensor]], seeds: list[int], rates: list[float
     rate = torch.tensor(rates).repeat_interleave(WORKERS).repeat(len(seeds)).view(models, 1)
     generators = [torch.Generator().manual_seed(1000 + seed) for seed in seeds]
     blocks = [torch.randperm(EXAMPLES, generator=g).view(WORKERS, BLOCK) for g in generators]
+    anchor = flat.view(runs, WORKERS, -1)[:, :1].clone()
+    velocity = torch.zeros_like(anchor)
     epoch = -1
     for step in layout:
         if step.epoch != epoch:
@@ -191,7 +198,12 @@ def train(data: list[tuple[Tensor, Tensor]], seeds: list[int], rates: list[float
         flat.addcmul_(momentum, rate, value=-step.rate)
         if step.due:
             workers = flat.view(runs, WORKERS, -1)
-            workers.copy_(workers.mean(1, keepdim=True).expand_as(workers))
+            mean = workers.mean(1, keepdim=True)
+            if outer:
+                velocity.mul_(outer).add_(mean - anchor)
+                mean.add_(velocity, alpha=outer)
+                anchor = mean
+            workers.copy_(mean.expand_as(workers))
     found = []
     for model in flat.view(runs, WORKERS, -1).mean(1, keepdim=True):
         scores = [logits(views(model), p.reshape(1, -1, 27), len(p))[-1][0] for p in test.split(500)]
@@ -229,6 +241,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["^constant 8$", "^constant 24$", "^annealed$"], help="patterns")
     parser.add_argument("--seeds", type=span, default=span("0-7"))
     parser.add_argument("--rates", type=lambda text: [float(r) for r in text.split(",")], default=[0.02])
+    parser.add_argument("--outer", type=lambda text: [float(m) for m in text.split(",")], default=[0.0])
     parser.add_argument("--table", metavar="FILE", help="add what was measured to this file, for docs/make_tables.py")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -242,18 +255,18 @@ def main() -> None:
         for name, rule in rules(period).items():
             if not any(re.search(pattern, name) for pattern in args.only):
                 continue
-            started, layout = time.time(), list(steps(*rule()))
-            found = train(data, args.seeds, args.rates, layout)
+            layout = list(steps(*rule()))
             rounds = sum(step.due for step in layout)
-            for rate, values in zip(args.rates, found.unbind(1), strict=True):
-                (accuracy, loss), spread = values.mean(0), values[:, 0].std()
-                print(
-                    f"H {period:>2}  {name:<28} rate {rate:<6g} {accuracy:.2f} +- {spread:.2f} %, loss {loss:.4f}, "
-                    f"{len(layout)} steps, {rounds} rounds, {time.time() - started:.0f} s",
-                    flush=True,
-                )
-                if args.table:
-                    keep(Path(args.table), f"H = {period}, {name}, rate {rate:g}", args.seeds, values, rounds)
+            for outer in args.outer:
+                started, label = time.time(), f"{name}, outer {outer:g}" if outer else name
+                found = train(data, args.seeds, args.rates, layout, outer)
+                for rate, values in zip(args.rates, found.unbind(1), strict=True):
+                    (accuracy, loss), spread = values.mean(0), values[:, 0].std()
+                    quality = f"{accuracy:.2f} +- {spread:.2f} %, loss {loss:.4f}"
+                    cost = f"{len(layout)} steps, {rounds} rounds, {time.time() - started:.0f} s"
+                    print(f"H {period:>2}  {label:<36} rate {rate:<6g} {quality}, {cost}", flush=True)
+                    if args.table:
+                        keep(Path(args.table), f"H = {period}, {label}, rate {rate:g}", args.seeds, values, rounds)
 
 
 def keep(path: Path, name: str, seeds: list[int], values: Tensor, rounds: int) -> None:
