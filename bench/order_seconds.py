@@ -9,11 +9,11 @@ Tasks: the convex problem of order_convergence.py, and LeNet on CIFAR-10 and the
 with fewer examples in a step (`REGIMES`); `lenet-short` and `lenet-long` have half the images, and fewer and more
 epochs, `lenet-decay` also three times the weight decay, `lstm-long` more epochs. 4 virtual workers, a constant learning
 rate. Every run adds its loss after each epoch to FILE; a run that is there is not repeated. Its result is the mean over
-the last quarter of the epochs. `--tune` runs every order with three rates, and with the next one beyond while the best
-is at an end; the other runs then have each order's best rate (without it, the middle one). Seconds are epochs times the
-cost of a step, which order_cost.py measures on a quiet machine at these batch sizes, so that the load of this machine
-does not matter: with a cost of 1.04, 25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an order
-that is a JSON object, such as '{"signal": "projection", "every": 5}'.
+the last quarter of the epochs. `--tune` runs every order with three or five rates, and with the next one beyond while
+the best is at an end; the other runs then have each order's best rate (without it, the middle one). Seconds are epochs
+times the cost of a step, which order_cost.py measures on a quiet machine at these batch sizes, so that the load of this
+machine does not matter: with a cost of 1.04, 25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an
+order that is a JSON object, such as '{"signal": "projection", "every": 5}'.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ EPOCHS = {
 }
 RATES = {
     "convex": (0.25, 0.5, 1.0),
-    "lenet": (0.0005, 0.001, 0.002),
-    "lstm": (0.5, 1.0, 2.0),
+    "lenet": (0.0007, 0.001, 0.0014, 0.002, 0.0028),
+    "lstm": (0.35, 0.5, 0.7, 1.0, 1.4),
     "lenet-short": (0.002, 0.004, 0.008),
     "lenet-long": (0.001, 0.002, 0.004),
     "lenet-decay": (0.001, 0.002, 0.004),

@@ -20,7 +20,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -139,22 +139,47 @@ def adaptive_batch(measured: dict[str, Any], task: str) -> str:
     return lines(["local batch", metric, "seeds", "lost", "rounds", "fraction", "MB sent"], body)
 
 
-def adaptive_batch_seeds(measured: dict[str, Any], view: str) -> str:
-    """Accuracy and loss of each rule at each rate: over the seeds that are reported, or those that chose the rates."""
-    cells: dict[tuple[str, str], dict[float, str]] = {}
-    rounds: dict[tuple[str, str], int] = {}
+class SeedsRow(NamedTuple):
+    """A rule of adaptive_batch_seeds.py at one rate."""
+
+    period: int
+    rule: str
+    outer: str  # momentum; empty where models are averaged
+    rate: float
+    rounds: int
+    quality: str
+
+
+def seeds_rows(measured: dict[str, Any], tuning: bool) -> list[SeedsRow]:
+    """Over the seeds that chose the rates, or over those that are reported."""
+    found = []
     for name, row in measured.items():
-        period, rule, rate = re.fullmatch(r"H = (\d+), (.*), rate (\S+)", name).groups()  # type: ignore[union-attr]
-        values = [pair for seed, pair in row["seeds"].items() if (int(seed) >= 10) == (view == "tuning")]
-        if values:
+        match = re.fullmatch(r"H = (\d+), (.*?)(?:, outer (\S+))?, rate (\S+)", name)
+        assert match is not None, name
+        period, rule, outer, rate = match.groups()
+        if values := [pair for seed, pair in row["seeds"].items() if (int(seed) >= 10) == tuning]:
             accuracy, loss = zip(*values, strict=True)
-            spread = f"{statistics.mean(accuracy):.2f} ± {statistics.stdev(accuracy):.2f}"
-            cells.setdefault((period, rule), {})[float(rate)] = f"{spread}; {statistics.mean(loss):.3f}"
-            rounds[period, rule] = row["rounds"]
-    rates = sorted({rate for row in cells.values() for rate in row}, reverse=True)
+            quality = f"{statistics.mean(accuracy):.2f} ± {statistics.stdev(accuracy):.2f}; {statistics.mean(loss):.3f}"
+            found.append(SeedsRow(int(period), rule, outer or "", float(rate), row["rounds"], quality))
+    return sorted(found, key=lambda row: row.period)
+
+
+def adaptive_batch_seeds(measured: dict[str, Any], view: str) -> str:
+    """Accuracy and loss of each rule: by rate, or with the outer step, each at the rate that was chosen for it."""
+    rows = seeds_rows(measured, view == "tuning")
+    if view == "outer":
+        plain = [row for row in rows if not row.outer and row.rate == 0.014 and row.rule.startswith("constant")]
+        chosen = sorted([*plain, *(row for row in rows if row.outer)], key=lambda row: (row.period, -row.rounds))
+        body = [[f"{r.period}", r.rule, r.outer or "-", f"{r.rate:g}", f"{r.rounds}", r.quality] for r in chosen]
+        return lines(["H", "local batch", "outer momentum", "rate", "rounds", "accuracy %; loss"], body)
+    rates = sorted({row.rate for row in rows if not row.outer}, reverse=True)
+    cells: dict[tuple[int, str, int], dict[float, str]] = {}
+    for row in rows:
+        if not row.outer:
+            cells.setdefault((row.period, row.rule, row.rounds), {})[row.rate] = row.quality
     body = [
-        [period, rule, str(rounds[period, rule]), *(row.get(rate, "") for rate in rates)]
-        for (period, rule), row in sorted(cells.items(), key=lambda item: int(item[0][0]))
+        [f"{period}", rule, f"{rounds}", *(found.get(rate, "") for rate in rates)]
+        for (period, rule, rounds), found in cells.items()
     ]
     return lines(["H", "local batch", "rounds", *(f"rate {rate:g}: accuracy %; loss" for rate in rates)], body)
 

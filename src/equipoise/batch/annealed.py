@@ -36,7 +36,7 @@ class Annealed(Batch):
 
     metadata: ClassVar[Metadata] = Metadata(
         name="annealed",
-        help="fewer rounds with SGD: grows as the learning rate decays, to a budget of rounds",
+        help="fewer rounds and steps with SGD: grows as the learning rate decays, to a budget of rounds",
         cites=("smith2018dont", "mccandlish2018empirical"),
     )
 
