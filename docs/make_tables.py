@@ -361,7 +361,7 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
     A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them, where the loss is
     interpolated between two epochs.
     """
-    runs, costs, tuned = measured[task], measured["costs"].get(task, {}), measured["tuning"].get(task, {})
+    runs, costs, rates = measured[task], measured["costs"].get(task, {}), measured["rates"].get(task, {})
     seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
     epochs = len(next(iter(runs.values()))[seeds[0]])
     costs = dict.fromkeys(_FREE, 1.0) | costs
@@ -370,14 +370,13 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
     then = {name: [_settled(of[seed], paid[name]) for seed in seeds] for name, of in runs.items()}
     body = []
     for name in runs:
-        rates = {rate: _settled(values, len(values)) for rate, values in tuned.get(name, {}).items()}
-        row = [name, min(rates, key=lambda rate: rates[rate])] if tuned else [name]
+        row = [name, *([rates[name]] if rates else [])]
         row += [f"{costs[name]:.2f}" if name in costs else "not measured", _range(ends[name])]
         row += [f"{paid[name]:.3g}", _range(then[name])] if name in costs else ["-", "-"]
         used = then if name in costs else ends
         ahead = sum(all(mine < used[other][i] for other in _FREE) for i, mine in enumerate(used[name]))
         body.append([*row, "" if name in _FREE else f"{ahead} of {len(seeds)}"])
-    head = ["order", *(["rate"] if tuned else []), "cost of a step", f"loss after {epochs} epochs"]
+    head = ["order", *(["rate"] if rates else []), "cost of a step", f"loss after {epochs} epochs"]
     return lines([*head, "epochs at equal seconds", "loss then", "seeds ahead of all free orders"], body)
 
 
