@@ -7,6 +7,7 @@ model takes the steps; the orders of all workers, their sketches and their messa
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 import numpy as np
 import order_curves
@@ -25,12 +26,18 @@ from equipoise.signal.layer_sketch import SketchedRows
 from equipoise.signal.rows import Rows
 
 
+class Curve(NamedTuple):
+    losses: list[float]  # after every epoch
+    learned: int  # epochs that the order was learned from
+
+
 def curve(
     task: order_curves.Task, data: LoadedData, order: Order, workers: int, epochs: int, lr: float, seed: int
-) -> list[float]:
+) -> Curve:
     """The training loss after every epoch. `order` is a free one, or keeps sketches."""
     of_rank: dict[int, Worker] = {}
     losses: list[float] = []
+    learned: list[bool] = []
 
     def build() -> nn.Module:
         torch.manual_seed(seed)
@@ -55,6 +62,7 @@ def curve(
                 worker.position.begin(worker.clock.epoch)
             barrier(comm)
             if comm.rank == 0:
+                learned.append(_learning(worker.order))
                 steps = _epoch(task, data, [of_rank[rank] for rank in range(workers)])
                 # What the all-reduces of these steps would have sent: sketches must stay few in comparison.
                 d = sum(p.numel() for p in worker.model.parameters())
@@ -63,13 +71,17 @@ def curve(
             barrier(comm)
 
     eq.spawn(loop, workers, virtual=True)
-    return losses
+    return Curve(losses, sum(learned))
+
+
+def _learning(order: Order) -> bool:
+    return bool(order.watches and order.learning)
 
 
 def _epoch(task: order_curves.Task, data: LoadedData, workers: list[Worker]) -> int:
     """One epoch of the first worker's model on the batches of all workers; its steps."""
     first, each = workers[0], task.together // len(workers)
-    learning = first.order.watches and first.order.learning
+    learning = _learning(first.order)
     ends = range(each, min(len(worker.position.sequence) for worker in workers) + 1, each)
     for end in ends:
         now = slice(end - each, end)

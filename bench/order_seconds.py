@@ -12,10 +12,10 @@ epochs, `lenet-decay` also three times the weight decay, `lstm-long` more epochs
 rate. Every run adds its loss after each epoch to FILE; a run that is there is not repeated. Its result is the mean over
 the last quarter of the epochs. `--tune` runs every order with three or five rates, and with the next one beyond while
 the best is at an end; `--again` tries the best few by a second seed, since one may choose badly. The other runs then
-have each order's best rate (without tuning, the middle one). Seconds are epochs times the cost of a step, which
-order_cost.py measures on a quiet machine at these batch sizes, so that the load of this machine does not matter: with a
-cost of 1.04, 25 epochs pay for 26 of random reshuffling. Other options of CD-GraB: an order that is a JSON object, such
-as '{"signal": "projection", "every": 5}'.
+have each order's best rate (without tuning, the middle one). Seconds are epochs times the cost of a step in a learned
+epoch, which order_cost.py measures on a quiet machine at these batch sizes, so that the load of this machine does not
+matter. With a cost of 1.04 and every second epoch learned from, 50 epochs pay for 51 of random reshuffling. Other
+options of CD-GraB: an order that is a JSON object, such as '{"signal": "projection", "every": 5}'.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ REGIMES = {
 }
 
 
-def losses(task: str, order: Order, lr: float, folder: Path, seed: int) -> list[float]:
+def curve(task: str, order: Order, lr: float, folder: Path, seed: int) -> order_joined.Curve:
     """The training loss (convex: minus the optimum) after every epoch."""
     if task == "convex":
         x, y = order_convergence.problem(str(folder) if list(folder.glob("*idx3*")) else None)
         best = order_convergence.optimum(x, y)
         points = order_convergence.curve(order, x, y, best, lr, seed, lambda done: len(done) >= EPOCHS[task])
-        return [gap for _, gap in points]
+        return order_joined.Curve([gap for _, gap in points], 0)
     of = REGIMES[task]
     return order_joined.curve(of, of.load(folder, False), order, WORKERS, EPOCHS[task], lr, seed)
 
@@ -121,7 +121,10 @@ class Runs:
     def add(self, place: dict[str, list[float]], key: str, task: str, name: str, lr: float, seed: int) -> None:
         if key not in place:
             made = ORDERS[name]() if name in ORDERS else CDGraB(**json.loads(name))
-            place[key] = [float(f"{v:.5g}") for v in losses(task, made, lr, self.folder, seed)]
+            losses, learned = curve(task, made, lr, self.folder, seed)
+            place[key] = [float(f"{v:.5g}") for v in losses]
+            if learned and seed not in TUNING.values():
+                self.runs.setdefault("learned", {}).setdefault(task, {}).setdefault(name, {})[key] = learned
             self.table.write_text(json.dumps(self.runs, indent=1) + "\n")
         print(f"{task:<8}{seed:<3} lr {lr:<8g}{name:<60} {settled(place[key]):.5g}", flush=True)
 

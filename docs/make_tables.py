@@ -359,12 +359,14 @@ def order_seconds(measured: dict[str, Any], task: str) -> str:
     """Losses at equal epochs, and at equal seconds where the cost of a step was measured; mean and range of the seeds.
 
     A plain order takes all epochs; one that costs c of a plain step the first epochs / c of them, where the loss is
-    interpolated between two epochs.
+    interpolated between two epochs. Only epochs that are learned from cost anything, where their number is known.
     """
     runs, costs, rates = measured[task], measured["costs"].get(task, {}), measured["rates"].get(task, {})
     seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
     epochs = len(next(iter(runs.values()))[seeds[0]])
     costs = dict.fromkeys(_FREE, 1.0) | costs
+    for name, learned in measured["learned"].get(task, {}).items():
+        costs[name] = 1 + (costs[name] - 1) * statistics.mean(learned[seed] for seed in seeds) / epochs
     paid = {name: min(float(epochs), epochs / costs.get(name, 1.0)) for name in runs}
     ends = {name: [_settled(of[seed], epochs) for seed in seeds] for name, of in runs.items()}
     then = {name: [_settled(of[seed], paid[name]) for seed in seeds] for name, of in runs.items()}
