@@ -34,10 +34,13 @@ dist:
 	build/clean/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
 	cd build && clean/bin/equipoise demo --quick --quiet --out demo-of-wheel
 
+# Most modules of the packages are never imported: without compiling all of them, a third of the time is saved.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
 	touch $@
 
 clean:
