@@ -43,6 +43,8 @@ SETTINGS = {  # by name: workers, part shuffled, slack, momentum
     "slack 0.01": (8, 0.0, 0.01, 0.0),
     "16 workers": (16, 0.0, 1.0, 0.0),
     "16 workers and 25 % shuffled": (16, 0.25, 1.0, 0.0),
+    "16 workers and 50 % shuffled": (16, 0.5, 1.0, 0.0),
+    "16 workers and slack 0.1": (16, 0.0, 0.1, 0.0),
     "momentum 0.9": (8, 0.0, 1.0, 0.9),
 }
 RIVALS = ("D-PSGD", "D2", "DSGT")
