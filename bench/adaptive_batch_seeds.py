@@ -233,6 +233,10 @@ def span(text: str) -> list[int]:
     return list(range(int(first), int(last) + 1))
 
 
+def numbers(text: str) -> list[float]:
+    return [float(value) for value in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir")
@@ -240,9 +244,8 @@ def main() -> None:
     parser.add_argument("--periods", type=lambda text: [int(h) for h in text.split(",")], default=[16])
     parser.add_argument("--only", nargs="+", default=["^constant 8$", "^constant 24$", "^annealed$"], help="patterns")
     parser.add_argument("--seeds", type=span, default=span("0-7"))
-    parser.add_argument("--rates", type=lambda text: [float(r) for r in text.split(",")], default=[0.02])
-    momenta = {"type": lambda text: [float(m) for m in text.split(",")], "default": [0.0]}
-    parser.add_argument("--outer", **momenta, help="momenta of an outer step at every round; 0: the mean")
+    parser.add_argument("--rates", type=numbers, default=[0.02])
+    parser.add_argument("--outer", type=numbers, default=[0.0], help="momenta of an outer step at rounds; 0: the mean")
     parser.add_argument("--table", metavar="FILE", help="add what was measured to this file, for docs/make_tables.py")
     args = parser.parse_args()
     torch.set_num_threads(1)
