@@ -119,24 +119,75 @@ def test_the_sketch_of_the_last_layer_has_its_smaller_side(outputs: int, tokens:
     assert short.dimension == min(5, outputs) * 3
 
 
-def test_a_last_layer_that_is_computed_again_keeps_its_gradient() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("outputs", [3, 30])
+def test_a_last_layer_that_is_computed_again_keeps_its_gradient(outputs: int, reentrant: bool) -> None:
     torch.manual_seed(3)
-    head, inputs = nn.Linear(5, 3), torch.randn(6, 5)
+    below, head, inputs = nn.Linear(7, 5), nn.Linear(5, outputs), torch.randn(6, 7)
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head = head
+            self.below, self.head = below, head
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(nn.Sequential(self.head, nn.Tanh()), x, use_reentrant=False)
+            return checkpoint(nn.Sequential(self.head, nn.Tanh()), self.below(x), use_reentrant=reentrant)
 
     rows = [
         view_of(eq.signal.LastLayer(sketched=True), model, inputs).vectors(torch.eye(6))
-        for model in (Checkpointed(), nn.Sequential(head, nn.Tanh()))
+        for model in (Checkpointed(), nn.Sequential(below, head, nn.Tanh()))
     ]
     assert float(rows[0].norm()) > 0
     torch.testing.assert_close(*rows)
+
+
+@pytest.mark.parametrize("outputs", [3, 30])
+def test_what_happens_to_the_tensors_of_a_last_layer_does_not_change_its_sketch(outputs: int) -> None:
+    """Logits that are masked in place, and an input that is asked for its gradient: a leaf, or one that keeps it."""
+    torch.manual_seed(3)
+    head, inputs = nn.Linear(5, outputs), torch.randn(6, 5)
+
+    class Masked(nn.Module):
+        def __init__(self, leaf: bool, in_place: bool):
+            super().__init__()
+            self.head, self.leaf, self.in_place = head, leaf, in_place
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a = x.detach().requires_grad_()
+            if not self.leaf:
+                a = a * 1
+                a.retain_grad()
+            self.a = a
+            y = self.head(a)
+            if self.in_place:
+                y[:, 1] = 2.0
+                return y.mul_(3)
+            return 3 * torch.cat([y[:, :1], torch.full_like(y[:, 1:2], 2.0), y[:, 2:]], 1)
+
+    rows, gradients = [], []
+    for leaf in (False, True):
+        for in_place in (False, True):
+            model = Masked(leaf, in_place)
+            rows.append(view_of(eq.signal.LastLayer(sketched=True), model, inputs).vectors(torch.eye(6)))
+            gradients.append(model.a.grad)
+    assert float(rows[0].norm()) > 0
+    for row, gradient in zip(rows[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(row, rows[0])
+        torch.testing.assert_close(gradient, gradients[0])
+
+
+def test_a_leaf_below_the_last_layer_may_collect_gradients() -> None:
+    """Only those of the pass at hand are its own."""
+    torch.manual_seed(3)
+    head, leaf = nn.Linear(5, 30), torch.randn(6, 5, requires_grad=True)
+    signal = eq.signal.LastLayer(sketched=True).bind(Context(current_comm(), worker=WorkerInfo()))
+    views = []
+    for _ in range(3):
+        with signal.watching(head, 6):
+            head(leaf).square().sum().backward()
+        views.append(signal.view().rows)
+    assert torch.equal(views[0], views[1])
+    assert torch.equal(views[0], views[2])
 
 
 def test_a_wide_last_layer_keeps_products_on_average() -> None:

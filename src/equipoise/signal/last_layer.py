@@ -78,7 +78,7 @@ class LayerWatch:
 
     def __init__(self, signal: LastLayer, modules: list[nn.Module], examples: int):
         self.signal, self.examples = signal, examples
-        self.calls: list[LayerCall] = []
+        self.calls: list[tuple[LayerCall, torch.Tensor | None]] = []  # and in whose `grad` backward leaves its b
         self.modules = modules
         self.replaced: list[Any] = []  # by module: its own `forward`, where it is not the class's
 
@@ -95,8 +95,13 @@ class LayerWatch:
             by_input = computed and (self.signal.sketched or a.ndim > 2) and a.shape[-1] < output.shape[-1]
             # What is not computed in this pass may be a buffer for the next one's examples.
             call = LayerCall(module, a.detach() if computed else a.clone(), (a if by_input else output).shape)
-            self.calls.append(call)
-            on_gradient(a if by_input else output, call.keep)
+            if by_input and not a.is_leaf:
+                # A third of the time of a hook in Python. Not for the output: what changes it in place would count.
+                a.retain_grad()
+                self.calls.append((call, a))
+            else:
+                on_gradient(a if by_input else output, call.keep)
+                self.calls.append((call, None))
         return output
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -110,9 +115,13 @@ class LayerWatch:
             return
         if not calls:
             raise UserError("the model has no linear layer with the examples first: use --order.signal exact or batch")
-        # A checkpointed block is computed again in backward: those calls get no gradient.
-        last = next((call for call in reversed(calls) if call.b is not None), calls[-1])
-        if last.b is None:
+        for last, source in reversed(calls):
+            if source is not None:
+                last.b = source.grad
+            if last.b is not None:  # a checkpointed block is computed again in backward: those calls get no gradient
+                break
+        else:
+            last = calls[-1][0]
             last.b = last.a.new_zeros(last.shape)
         self.signal.passes.append(last)
         if self.signal.watch is None:
