@@ -49,7 +49,7 @@ class Projection(Signal):
         if model is not self.model:
             refuse_batch_norm(model)
             self.model = model
-            self.one = torch.ones((), device=next(model.parameters()).device)
+            self.one = torch.ones((), dtype=torch.float32, device=next(model.parameters()).device)
             self.rules = {
                 m: (rule, _spans(m)) for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)
             }
@@ -133,7 +133,7 @@ class KroneckerSketch:
         key = (number, side, rows, columns)
         if key not in self.matrices:
             generator = torch.Generator().manual_seed(hash((self.seed, *key)) % (1 << 62))
-            drawn = torch.randn(rows, columns, generator=generator) / columns**0.5
+            drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float32) / columns**0.5
             self.matrices[key] = drawn.to(like.device)
         return self.matrices[key]
 

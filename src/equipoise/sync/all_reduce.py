@@ -79,7 +79,7 @@ class AllReduce(Sync):
             message[-1] = weight
             total = comm.weighted_mean(message)
         else:
-            total = comm.sum(torch.tensor([weight])).item()
+            total = comm.sum(torch.tensor([weight], dtype=torch.float32)).item()
             comm.sum(g)
             if total:
                 g.div_(total)

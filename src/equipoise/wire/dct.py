@@ -69,7 +69,7 @@ class Dct(SparseWire):
         if padded == length:
             add_inverse(places, value, cosines, vector)
         else:
-            stretched = torch.zeros(rows, padded, device=vector.device)
+            stretched = torch.zeros(rows, padded, dtype=vector.dtype, device=vector.device)
             add_inverse(places, value, cosines, stretched.view(-1))
             vector.add_(stretched[:, :length].reshape(-1)[: len(vector)])
 

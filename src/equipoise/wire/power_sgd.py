@@ -93,7 +93,7 @@ class PowerSGD(LinearWire):
         """Q': orthonormal rows, those of the round before and noise, or noise alone."""
         lengths = [self.rank * piece.columns for piece in matrices]
         source = draw.generator(torch.device("cpu"), shared=True)
-        noise = torch.split(torch.randn(sum(lengths), generator=source).to(device), lengths)
+        noise = torch.split(torch.randn(sum(lengths), generator=source, dtype=torch.float32).to(device), lengths)
         if before is None:
             return [orthonormal(new.view(self.rank, -1)) for new in noise]
         return [

@@ -57,7 +57,9 @@ def quantise(
             if generator is None:
                 integers.round_()
             else:
-                integers.add_(torch.rand(rows.shape, generator=generator, device=rows.device)).floor_()
+                integers.add_(
+                    torch.rand(rows.shape, generator=generator, dtype=rows.dtype, device=rows.device)
+                ).floor_()
             _pack(integers.clamp_(-half, half - 1), bits, out)
             if subtract:
                 put_back(rows.addcmul_(integers, s, value=-1.0), flat)
@@ -109,7 +111,7 @@ def _pack(integers: torch.Tensor, bits: int, out: torch.Tensor) -> None:
 def _unpack(code: torch.Tensor, bits: int, rows: int, length: int) -> torch.Tensor:
     if bits == 8:
         return code.float().view(rows, length)
-    integers = torch.empty(len(code) * (8 // bits), device=code.device)
+    integers = torch.empty(len(code) * (8 // bits), dtype=torch.float32, device=code.device)
     *others, last = lanes(integers, bits)
     for number, lane in enumerate(others):
         field = (code >> (number * bits) if number else code) & ((1 << bits) - 1)

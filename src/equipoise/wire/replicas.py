@@ -111,7 +111,7 @@ def relative_error(wire: Wire, shapes: tuple[tuple[int, ...], ...], *, most: int
     """||C(v) - v|| / ||v|| for a vector of normal numbers: what one message leaves out."""
     pieces = pieces_of(shapes, 0, most)
     elements = sum(p.rows * p.columns for p in pieces)
-    vector = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+    vector = torch.randn(elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     draw = Draw(0, 0, 0, 0)
     message, _ = wire.encode(vector.clone(), pieces, draw, None)
     left = vector.clone()

@@ -142,7 +142,7 @@ def _decode_values(codes: torch.Tensor, rows: int, count: int, values: int) -> t
     if values == 32:
         return as_numbers(codes, torch.float32).view(-1, rows, count)
     if values == 8:
-        numbers = torch.zeros(len(codes), rows * count, device=codes.device)
+        numbers = torch.zeros(len(codes), rows * count, dtype=torch.float32, device=codes.device)
         for code, out in zip(codes, numbers, strict=True):
             add_dequantised([code], out, count, 8, 1.0)
         return numbers.view(-1, rows, count)
