@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,6 +258,38 @@ def test_average_makes_buffers_equal_at_rounds_and_local_does_not() -> None:
         equal = [all(torch.equal(rows[0][s][0], row[s][0]) for row in rows) for s in range(3)]
         assert equal == [False, policy == "average", False]
         assert [count for _, count in rows[2]] == [1, 2, 3], "counts are integers and stay with their worker"
+
+
+@both
+@pytest.mark.parametrize("sizes", [(8, 24), (16, 16)])
+@pytest.mark.parametrize("buffers", ["local", "average", "recompute"])
+def test_statistics_of_unequal_blocks_are_those_of_the_data(
+    buffers: str, sizes: tuple[int, int], virtual: bool, tmp_path: Path
+) -> None:
+    """Blocks of two classes, with means 4 and 0: the mean by examples. Recomputed, also the variance between them."""
+    ends = np.cumsum([0, *sizes]).tolist()
+    path = tmp_path / "blocks.json"
+    path.write_text(json.dumps({"blocks": [list(range(a, b)) for a, b in itertools.pairwise(ends)]}))
+    noise = 0.01 * torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
+    x = noise + 4.0 * (torch.arange(32)[:, None] < sizes[0])
+    run = eq.train(
+        lambda: nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 1)),
+        nn.MSELoss(),
+        (x, torch.zeros(32, 1)),
+        optimizer=adam,
+        workers=2,
+        virtual=virtual,
+        partition=eq.partition.FromFile(path=str(path)),
+        batch=16,
+        sync=eq.sync.PeriodicAverage(weights="uniform"),
+        epochs=2,
+        buffers=buffers,
+    )
+    norm = run.model[0]
+    assert norm.running_mean.item() == pytest.approx(x.mean().item(), abs=0.02)
+    if buffers == "recompute":
+        assert norm.running_mean.item() == pytest.approx(x.mean().item(), rel=1e-5)
+        assert norm.running_var.item() == pytest.approx(x.var(correction=0).item(), rel=1e-2)
 
 
 @pytest.mark.parametrize(("examples", "chunk"), [(52, 512), (52, 13), (41, 20)])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -149,15 +149,30 @@ def hold(step: Step, name: str) -> None:
 
 
 def recompute_buffers(step: Step, task: EvaluationTask) -> None:
-    """Re-estimate BatchNorm statistics, if asked for: one pass over this worker's examples, averaged over workers."""
-    if task.statistics is not None:
-        recompute_statistics(step.model, *task.statistics, task.device)
-        step.average_buffers()
+    """Re-estimate BatchNorm statistics, if asked for: one pass over this worker's examples, averaged over workers.
+
+    Workers with other classes have other means, which are a part of the variance:  sum_i pi_i (var_i + (m_i - m)^2).
+    """
+    if task.statistics is None:
+        return
+    recompute_statistics(step.model, *task.statistics, task.device)
+    norms = [m for m in _norms(step.model) if m.running_mean is not None and m.running_var is not None]
+    own = [m.running_mean.clone() for m in norms]
+    step.average_buffers()
+    if norms:
+        apart = [(mine - m.running_mean).square() for mine, m in zip(own, norms, strict=True)]
+        between = torch.split(step.mean_by_data(torch.cat(apart)), [len(part) for part in apart])
+        for m, part in zip(norms, between, strict=True):
+            m.running_var.add_(part)
+
+
+def _norms(model: nn.Module) -> list[Any]:
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
 def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, device: torch.device) -> None:
     """Replace BatchNorm's running statistics by those of these examples; the model is left in eval mode."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = _norms(model)
     momenta = [m.momentum for m in norms]
     for m in norms:
         m.reset_running_stats()

@@ -25,6 +25,7 @@ from ..order.base import Order
 from ..period.base import Period
 from ..sync.base import StepPlan, Sync
 from ..sync.none import NoSync
+from ..sync.shares import mean_of, parts_of
 from ..wire.base import Wire
 from .fresh_gradients import FreshGradients
 from .make_equal import make_equal
@@ -210,9 +211,15 @@ class Step:
             self.sync.depart(self.flat.gather())
 
     def average_buffers(self) -> None:
-        """BatchNorm's statistics become the mean over all workers, and over the ranks of an island."""
+        """BatchNorm's statistics become the mean over all workers by their parts of the data, and over the ranks of an
+        island.
+        """
         if len(self.buffers):
-            self.buffers.scatter(self.context.island.mean(self.comm.mean(self.buffers.gather())))
+            self.buffers.scatter(self.mean_by_data(self.buffers.gather()))
+
+    def mean_by_data(self, vector: torch.Tensor) -> torch.Tensor:
+        """The mean of a statistic, in place, over all workers by their parts of the data and over an island's ranks."""
+        return self.context.island.mean(mean_of(self.context, vector, parts_of(self.context)))
 
     def sync_state(self) -> dict[str, Any]:
         """What the sync keeps, as it is now: no copies, and nothing that would wait for a message."""

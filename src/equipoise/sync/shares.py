@@ -17,16 +17,23 @@ HELP = "workers count by their share of the examples, or all alike"
 
 
 def shares_of(context: Context, weights: str = "size") -> list[float]:
-    """pi, by rank; empty where all count alike. Blocks that differ by one example, from rounding, count as equal."""
-    if weights == "uniform" or not context.worker.shares:
+    """pi, by rank; empty where all count alike."""
+    shares = [] if weights == "uniform" else parts_of(context)
+    if shares and min(shares) <= 0.0:
+        rank = shares.index(min(shares))
+        raise UserError(f"worker {rank} has a share of {shares[rank]:g}: run without it, or pass weights='uniform'")
+    return shares
+
+
+def parts_of(context: Context) -> list[float]:
+    """Each worker's part of the data, which may be nothing; empty where all are equal. Blocks that differ by one
+    example, from rounding, count as equal.
+    """
+    worker = context.worker
+    if not worker.shares:
         return []
-    least, most = min(context.worker.shares), max(context.worker.shares)
-    if most - least <= (1.0 / context.worker.total_examples if context.worker.total_examples else 0.0) + 1e-9:
-        return []
-    if least <= 0.0:
-        rank = context.worker.shares.index(least)
-        raise UserError(f"worker {rank} has a share of {least:g}: run without it, or pass weights='uniform'")
-    return list(context.worker.shares)
+    rounding = 1.0 / worker.total_examples if worker.total_examples else 0.0
+    return [] if max(worker.shares) - min(worker.shares) <= rounding + 1e-9 else list(worker.shares)
 
 
 def scale_of(context: Context, weights: str = "size") -> float:
