@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context, WorkerInfo
+from equipoise.core.errors import UserError
 from equipoise.signal import view_from_state
 from equipoise.signal.base import GradientView, Signal
 
@@ -151,13 +152,14 @@ def test_what_happens_to_the_tensors_of_a_last_layer_does_not_change_its_sketch(
         def __init__(self, leaf: bool, in_place: bool):
             super().__init__()
             self.head, self.leaf, self.in_place = head, leaf, in_place
+            self.inputs: list[torch.Tensor] = []  # of the pass, and of the one that finds out whose they are
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             a = x.detach().requires_grad_()
             if not self.leaf:
                 a = a * 1
                 a.retain_grad()
-            self.a = a
+            self.inputs.append(a)
             y = self.head(a)
             if self.in_place:
                 y[:, 1] = 2.0
@@ -169,7 +171,7 @@ def test_what_happens_to_the_tensors_of_a_last_layer_does_not_change_its_sketch(
         for in_place in (False, True):
             model = Masked(leaf, in_place)
             rows.append(view_of(eq.signal.LastLayer(sketched=True), model, inputs).vectors(torch.eye(6)))
-            gradients.append(model.a.grad)
+            gradients.append(model.inputs[0].grad)
     assert float(rows[0].norm()) > 0
     for row, gradient in zip(rows[1:], gradients[1:], strict=True):
         torch.testing.assert_close(row, rows[0])
@@ -243,3 +245,55 @@ def test_a_buffer_that_is_filled_again_does_not_change_what_was_seen() -> None:
     expected = views[0].rows
     inputs.fill_(7.0)
     assert torch.equal(views[1].rows, expected)
+
+
+class TimeFirst(nn.Module):
+    """Tokens first inside, also in the last layer; outputs have the examples first again."""
+
+    def __init__(self, last: bool):
+        super().__init__()
+        self.embedding, self.inside, self.head = nn.Embedding(11, 4), nn.Linear(4, 4), nn.Linear(4, 11)
+        self.last = last
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.inside(self.embedding(tokens).transpose(0, 1)))
+        return self.head(hidden).transpose(0, 1) if self.last else self.head(hidden.transpose(0, 1))
+
+
+@pytest.mark.parametrize("tokens", [6, 5, 7])
+@pytest.mark.parametrize("sketched", [False, True])
+def test_a_last_layer_with_the_tokens_first_is_refused(tokens: int, sketched: bool) -> None:
+    """Also where there are as many of them as examples, and the shape says nothing."""
+    torch.manual_seed(3)
+    inputs = torch.randint(11, (6, tokens))
+    assert view_of(eq.signal.LastLayer(sketched=sketched), TimeFirst(last=False), inputs).items == 6
+    with pytest.raises(UserError, match="no last linear layer with the examples first"):
+        view_of(eq.signal.LastLayer(sketched=sketched), TimeFirst(last=True), inputs)
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "count"])
+def test_a_sketch_leaves_out_layers_with_the_tokens_first(kind: str) -> None:
+    """Also where there are as many of them as examples."""
+    torch.manual_seed(3)
+    model, inputs = TimeFirst(last=False), torch.randint(11, (6, 6))
+    bound = eq.signal.Projection(kind=kind).bind(Context(current_comm(), worker=WorkerInfo()))
+    with bound.watching(model, 6):
+        models.loss(model(inputs)).backward()
+    assert list(bound.rules) == [model.embedding]
+    assert float(bound.view().rows.norm()) > 0
+
+
+def test_a_model_that_runs_on_no_other_number_of_examples_is_taken_as_it_is() -> None:
+    """And the random numbers are those of a run without the check."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Unflatten(0, (2, 3)), nn.Flatten(0, 1), nn.Linear(4, 3))
+    inputs, drawn = torch.randn(6, 5), []
+    for signal in (None, eq.signal.LastLayer(sketched=True), eq.signal.Projection()):
+        torch.manual_seed(4)
+        if signal is None:
+            model(inputs)
+        else:
+            assert view_of(signal, model, inputs).items == 6
+        drawn.append(torch.rand(3))
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,12 +12,16 @@ from torch import nn
 from ..core.errors import UserError
 from ..core.method import option
 from .base import SAMPLE, GradientView, Signal
+from .examples_first import layers_without_examples
 from .factor_view import FactorView, strategy_costs
 from .hooks import LayerCall, on_gradient, refuse_batch_norm
 from .layer_factors import LinearFactors, Span
 from .layer_rules import linear, rule_of
 from .layer_sketch import LayerSketch, SketchedRows, joined
+from .model_calls import model_calls
 from .rows import Rows
+
+_NOT_FIRST = "the model has no last linear layer with the examples first: use --order.signal exact or batch"
 
 
 @dataclass
@@ -44,10 +48,20 @@ class LastLayer(Signal):
 
     def watching(self, model: nn.Module, examples: int) -> contextlib.AbstractContextManager[None]:
         if self.watch is None:
-            refuse_batch_norm(model)
-            return LayerWatch(self, [module for module in model.modules() if rule_of(module) is linear], examples)
+            return self._first(model, examples)
         self.watch.examples = examples
         return self.watch
+
+    @contextlib.contextmanager
+    def _first(self, model: nn.Module, examples: int) -> Iterator[None]:
+        refuse_batch_norm(model)
+        layers = [module for module in model.modules() if rule_of(module) is linear]
+        with model_calls(model, examples) as calls, LayerWatch(self, layers, examples):
+            yield
+        assert self.watch is not None
+        if layers_without_examples(model, calls, self.watch.modules):
+            self.watch, self.passes = None, []
+            raise UserError(_NOT_FIRST)
 
     def forget(self) -> None:
         self.passes = []
@@ -114,7 +128,7 @@ class LayerWatch:
         if kind is not None:
             return
         if not calls:
-            raise UserError("the model has no linear layer with the examples first: use --order.signal exact or batch")
+            raise UserError(_NOT_FIRST)
         for last, source in reversed(calls):
             if source is not None:
                 last.b = source.grad

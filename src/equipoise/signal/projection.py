@@ -13,9 +13,12 @@ from ..core.method import option
 from .base import Signal
 from .convolution import ConvolutionFactors
 from .count_sketch import CountSketch
+from .examples_first import layers_without_examples
 from .hooks import layer_calls, refuse_batch_norm
 from .layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, LinearFactors, Span, hashed_tokens
 from .layer_rules import ParameterSpans, idle, rule_of
+from .model_calls import model_calls
+from .replay_view import ModelCall
 from .rows import Rows
 
 
@@ -46,20 +49,25 @@ class Projection(Signal):
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, examples: int) -> Iterator[None]:
+        whole: contextlib.AbstractContextManager[list[ModelCall]] = contextlib.nullcontext([])
         if model is not self.model:
             refuse_batch_norm(model)
+            whole = model_calls(model, examples)
             self.model = model
             self.one = torch.ones((), dtype=torch.float32, device=next(model.parameters()).device)
             self.rules = {
                 m: (rule, _spans(m)) for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)
             }
             self.chosen = False
-        with layer_calls(self.rules) as calls:
+        with whole as repeatable, layer_calls(self.rules) as calls:
             yield
+        for module in layers_without_examples(model, repeatable, self.rules):
+            del self.rules[module]
         layers = [
             (call.module, factors)
             for call in calls
-            if len(call.a) == examples == call.shape[0]
+            if call.module in self.rules
+            and len(call.a) == examples == call.shape[0]
             and (factors := call.factors(*self.rules[call.module], torch.float32)) is not None
         ]
         if not self.chosen:

@@ -81,7 +81,7 @@ class ReplayView(GradientView):
             start += p.numel()
         _load_jvp_rules()
         for call in self.calls:
-            with forward_ad.dual_level(), _repeating(self.model, call):
+            with forward_ad.dual_level(), repeating(self.model, call):
                 weights = {n: _make_dual(p.detach(), tangents[n]) for n, p in self.parameters.items()}
                 outputs = tree_leaves(self._run(weights, call.args, call.kwargs))
                 sums = self.rows.new_zeros(call.examples)
@@ -146,7 +146,7 @@ class ReplayView(GradientView):
                 is_batch = isinstance(value, torch.Tensor) and value.ndim and len(value) == call.examples
                 return value[index] if is_batch and not call.random else value
 
-            with _repeating(self.model, call):
+            with repeating(self.model, call):
                 leaves = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
                 outputs = tree_leaves(self._run(leaves, tree_map(subset, call.args), tree_map(subset, call.kwargs)))
             trained = [(y, b[index]) for y, b in zip(outputs, call.b, strict=True) if b is not None]
@@ -210,7 +210,7 @@ def random_states(model: nn.Module) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _repeating(model: nn.Module, call: ModelCall) -> Iterator[None]:
+def repeating(model: nn.Module, call: ModelCall) -> Iterator[None]:
     """The random states of the call, and kernels that support forward mode."""
     device = next(model.parameters()).device
     kept = generator_states(device)
