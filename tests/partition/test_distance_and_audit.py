@@ -48,6 +48,16 @@ def test_random_features_estimate_the_exact_distance(monkeypatch: pytest.MonkeyP
     assert distances(x, owners, 2).mmd2 == pytest.approx(exact, rel=0.1)
 
 
+@pytest.mark.parametrize("dense", [distance.DENSE, 10])
+def test_distances_do_not_depend_on_where_the_features_are(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class far from zero: 1e8 + x keeps x to 1.5e-8 in float64, and what is left after centring fits a float32."""
+    monkeypatch.setattr(distance, "DENSE", dense)
+    near, far = distances(points, [owner_of], 3), distances(points + 1e8, [owner_of], 3)
+    assert near.means.min() > 0.1
+    for here, there in zip(near, far, strict=True):
+        assert there == pytest.approx(here, rel=1e-5, abs=1e-6)
+
+
 def test_a_random_split_is_as_far_as_random_splits_are() -> None:
     x, y = skewed_mixture(each=150)
     speeds = np.array([1.0, 2.0, 3.0])

@@ -32,8 +32,9 @@ def distances(features: np.ndarray, owners: list[np.ndarray], workers: int, seed
     """`owners`: for each split, the worker of every example of one class."""
     n = len(features)
     features, unit = moderate(features)
-    x = features.astype(np.float32)
-    x -= x.mean(0, dtype=np.float64).astype(np.float32)
+    x = np.empty(features.shape, dtype=np.float32)
+    # Subtracted in float64: in float32, features far from zero and close together would be the same.
+    np.subtract(features, features.mean(0, dtype=np.float64), out=x, casting="same_kind")
     members = np.zeros((len(owners), workers, n), dtype=np.float32)
     for split, owner in enumerate(owners):
         members[split, owner, np.arange(n)] = 1.0
