@@ -110,6 +110,29 @@ def test_epoch_time_is_that_of_the_model() -> None:
     assert followed[0] < 1.1
 
 
+@pytest.mark.parametrize(
+    ("batch", "speeds"),
+    [(eq.batch.NormTest(start=32, speeds="blocks"), [73, 147, 293, 587]), (20, [41, 60, 60, 60])],
+)
+def test_no_batch_of_one_where_a_block_has_two_for_every_step(batch: Any, speeds: list[float]) -> None:
+    """Sizes that do not divide the blocks: 73 examples in batches of 9 would end in one, and so would 41 of 20."""
+    examples = int(sum(speeds))
+    x = torch.zeros(examples, 1)
+    partition = eq.partition.IID(speeds=speeds)
+    drawn: dict[int, list[int]] = {}
+
+    def work(comm: Any) -> None:
+        sampler = eq.Sampler((x, x), partition=partition, batch=batch)
+        drawn[comm.rank] = [len(b) for b in sampler]
+
+    eq.spawn(work, 4, virtual=True)
+    for sizes in drawn.values():
+        assert sum(sizes) >= 2 * len(sizes), "the example says nothing"
+        assert min(sizes) >= 2
+        assert max(sizes) - min(sizes) <= 1
+    assert sum(map(sum, drawn.values())) == examples
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch", [12, eq.batch.NormTest(start=12, eta=math.inf), eq.batch.NoiseScale(start=12)])
 def test_batches_of_one_size_follow_unequal_blocks(batch: Any, drop_last: bool) -> None:

@@ -121,6 +121,10 @@ class Adaptive(Batch):
         self._resize()
 
     @property
+    def spreads(self) -> bool:
+        return self.speeds == "blocks"
+
+    @property
     def size_per_worker(self) -> float:
         """Examples per step, on average: what is kept when the number of workers changes."""
         return self.total / self.context.size

@@ -17,7 +17,11 @@ class Batch(Method):
 
     axis: ClassVar[str] = "batch"
     watches: ClassVar[bool] = False  # does it measure gradients?
-    spreads: ClassVar[bool] = False  # where a size does not divide the block: even batches instead of a short last one?
+
+    @property
+    def spreads(self) -> bool:
+        """Do sizes follow the blocks? Then batches are even where a size does not divide its block."""
+        return False
 
     @abstractmethod
     def sizes(self) -> list[int]:

@@ -24,8 +24,6 @@ class Proportional(Batch):
         cites=("he2023rcdsgd",),
     )
 
-    spreads: ClassVar[bool] = True
-
     mean: int = option(32, help="examples per step and worker, on average", least=1)
 
     def init_state(self) -> None:
@@ -33,6 +31,10 @@ class Proportional(Batch):
 
         shares = self.context.worker.shares or self.context.comm.gather_objects(self.context.worker.share)
         self._sizes = batch_sizes(shares, self.mean)
+
+    @property
+    def spreads(self) -> bool:
+        return True
 
     def sizes(self) -> list[int]:
         return self._sizes

@@ -16,12 +16,12 @@ def steps_of(left: np.ndarray, sizes: np.ndarray, drop_last: bool) -> int:
 
 
 def uneven(lengths: np.ndarray, sizes: np.ndarray) -> bool:
-    """Would some workers take their blocks before the others, because one size for all does not follow the blocks?
+    """Is one size for all given to blocks of unequal size? Some workers would take theirs before the others, or end in
+    a single example.
 
     Blocks that differ by one example are equal: the number of workers did not divide that of the examples.
     """
-    steps = -(-lengths // sizes)
-    return _one_size(sizes) and bool(steps.min() < steps.max()) and int(lengths.max() - lengths.min()) > 1
+    return _one_size(sizes) and int(lengths.max() - lengths.min()) > 1
 
 
 def _one_size(sizes: np.ndarray) -> bool:
