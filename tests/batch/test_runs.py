@@ -321,6 +321,26 @@ def test_sizes_that_follow_the_blocks() -> None:
         assert abs(two - 2 * one) <= 2
 
 
+def test_sizes_that_follow_the_blocks_stay_in_proportion_at_the_cap(tmp_path: Path) -> None:
+    """The largest block reaches `most`, the others stay at their part of it: an epoch of all ends together."""
+    blocks = [14, 27, 54, 108]
+    rule = eq.batch.NormTest(start=16, most=24, eta=0.5, speeds="blocks", scale_lr="linear")
+    rows = workers_of(
+        rule,
+        12,
+        lambda worker: (list(worker.batch.sizes()), len(worker.indices), worker.clock.lr),
+        partition=eq.partition.IID(speeds=blocks),
+        folder=tmp_path,
+    )
+    for rank, row in enumerate(rows):
+        for sizes, taken, lr in row:
+            assert sizes == [4, 6, 12, 24]  # rounded up
+            assert taken in (blocks[rank] // 5, -(-blocks[rank] // 5))
+            assert lr == pytest.approx(0.2 * 24 * 203 / 108 / 64), "of 4 start = 64 examples, 45 are allowed"
+    tests = [event for event in read_events(tmp_path) if event["event"] == "batch"]
+    assert not tests, "no test could change a size"
+
+
 def test_a_worker_that_skips_a_step_weighs_nothing(tmp_path: Path) -> None:
     inputs = toy.INPUTS.clone()
     inputs[7] = math.nan  # in one worker's block only

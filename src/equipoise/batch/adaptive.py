@@ -149,7 +149,7 @@ class Adaptive(Batch):
 
     def lr_gain(self, largest: float) -> float:
         first = self.start * self.context.size
-        return gain(chosen_scaling(self.scale_lr, self.context.optimizer), self.total / first, first, self.noise())
+        return gain(chosen_scaling(self.scale_lr, self.context.optimizer), self._in_force / first, first, self.noise())
 
     # -- the step -------------------------------------------------------------------------------------------------
     def sizes(self) -> list[int]:
@@ -187,7 +187,18 @@ class Adaptive(Batch):
     @property
     def _final(self) -> bool:
         """Can no test change a size any more?"""
-        return not self.shrink and self.speeds != "measured" and self.total >= self.cap * self.context.size
+        return not self.shrink and self.speeds != "measured" and self.total >= self._largest
+
+    @property
+    def _largest(self) -> float:
+        """The total at the cap. Sizes that follow the blocks stop growing together, when the largest is there."""
+        parts = sum_in_order(self.rates) / max(self.rates) if self.speeds == "blocks" else float(self.context.size)
+        return self.cap * parts
+
+    @property
+    def _in_force(self) -> float:
+        """The total that sizes are made of."""
+        return min(self.total, self._largest)
 
     # -- the decision, from numbers that are the same on all workers -------------------------------------------------
     def decide(self, estimate: NoiseEstimate | None, reports: list[WorkerReport]) -> None:
@@ -222,15 +233,15 @@ class Adaptive(Batch):
         if math.isnan(wanted):
             return self.total
         total = min(wanted, self.total * self.growth)
-        total = max(total, self.total / self.growth if self.shrink else self.total)
+        total = max(total, self._in_force / self.growth if self.shrink else self.total)
         return min(max(total, float(self.start * size)), float(self.cap * size))
 
     def _resize(self) -> None:
         if self.speeds == "blocks" and self.context.worker.shares:  # which may be redistributed
             self.rates = list(self.context.worker.shares)
-        total_rate = sum_in_order(self.rates)
+        total, total_rate = self._in_force, sum_in_order(self.rates)
         # The small number absorbs rounding errors: half of 32 must be 16, not 17.
-        sizes = [math.ceil(self.total * rate / total_rate - 1e-9 * self.total) for rate in self.rates]
+        sizes = [math.ceil(total * rate / total_rate - 1e-9 * total) for rate in self.rates]
         self._sizes = [max(1, min(size, self.cap)) for size in sizes]
 
     def _smoothed(self, estimate: NoiseEstimate) -> NoiseEstimate:
