@@ -103,6 +103,44 @@ def test_workers_that_change_speed_get_other_blocks(
         assert [w["samples"] for w in resumed.result["workers"]] == [165, 435]
 
 
+@pytest.mark.parametrize("most", [20, 80])
+def test_sizes_of_a_rule_that_watches_follow_other_blocks_at_once(
+    most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Worker 1 is as fast as the other from the second epoch on. No test comes before the end, at the cap or below."""
+    measured: dict[int, int] = {}
+
+    def rates(job: Job, comm: Any, batch: int | None = None) -> list[float]:
+        measured[comm.rank] = measured.get(comm.rank, 0) + 1
+        return [1.0, 4.0] if measured[comm.rank] == 1 else [1.0, 1.0]
+
+    sizes: dict[int, list[int]] = {}
+    step = worker_module.Worker.step
+
+    def spied(self: Any) -> float:
+        loss = step(self)
+        sizes[self.clock.step] = self.batch.sizes()
+        return loss
+
+    monkeypatch.setattr(worker_module.Worker, "step", spied)
+    monkeypatch.setattr(speeds_module, "job_rates", rates)
+    options: dict[str, Any] = {
+        "workers": 2,
+        "partition": eq.partition.Stratified(speeds="measured", remeasure=1),
+        "batch": eq.batch.NormTest(start=20, most=most, speeds="blocks", every=1000),
+        "epochs": 2,
+    }
+    whole = eq.train(model, nn.CrossEntropyLoss(), (X, Y), **options).result
+    first = 6 if most == 20 else 4  # blocks of 30 and 120, in batches of at most 20, or of 40 in all
+    assert list(sizes.values()) == [[5, 20] if most == 20 else [8, 32]] * first + [[20, 20]] * 4
+    for stop in (first - 1, first + 1):
+        measured.clear()
+        saved = {"out": tmp_path / str(stop), **options}
+        eq.train(model, nn.CrossEntropyLoss(), (X, Y), **(saved | {"epochs": None, "steps": stop}))
+        resumed = eq.train(model, nn.CrossEntropyLoss(), (X, Y), **saved, resume=True).result
+        assert resumed["params_sha256"] == whole["params_sha256"]
+
+
 def test_blocks_and_batches_follow_a_speed_that_changes_within_one_epoch(tmp_path: Path) -> None:
     """Worker 0 of two equal ones is four times slower from second 2 to 8; an epoch of equal blocks takes 0.75 s."""
     partition = eq.partition.Stratified(speeds="measured", remeasure=1)

@@ -155,6 +155,9 @@ class Adaptive(Batch):
     def sizes(self) -> list[int]:
         return self._sizes
 
+    def follow_blocks(self) -> None:
+        self._resize()
+
     def observe(self, due: bool) -> Piggyback | None:
         probe = self.probe
         if probe is None:

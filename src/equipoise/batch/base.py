@@ -23,6 +23,9 @@ class Batch(Method):
         """Do sizes follow the blocks? Then batches are even where a size does not divide its block."""
         return False
 
+    def follow_blocks(self) -> None:
+        """Examples were redistributed, as `context.worker` says. Other rules than those that watch are bound anew."""
+
     @abstractmethod
     def sizes(self) -> list[int]:
         """The size of each worker's next batch, by rank. A change makes a new list: none is modified in place."""

@@ -68,6 +68,8 @@ def adopt(worker: Worker, blocks: list[np.ndarray]) -> None:
     context.redescribe(describe(worker.comm, seed=job.seed, sizes=[len(block) for block in blocks]))
     position.blocks, position.block = blocks, blocks[context.rank]
     position.order = job.order.bind(context)
-    if not worker.batch.watches:
+    if worker.batch.watches:
+        worker.batch.follow_blocks()
+    else:
         position.batch = job.batch.bind(context)
     worker.stepper.follow(position.order, position.batch)
