@@ -196,6 +196,25 @@ def test_sizes_that_do_not_follow_the_blocks_are_told(
     assert not words or re.search(words, said[0])
 
 
+def test_sizes_that_leave_the_blocks_later_are_told_once(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    """Equal blocks of 64 and sizes that become 4, 7 and 14, then twice that: worker 2 is done after 5 of 16 steps."""
+    torch.manual_seed(0)
+    run = eq.train(
+        nn.Linear(2, 1),
+        nn.MSELoss(),
+        (torch.randn(192, 2), torch.randn(192, 1)),
+        workers=3,
+        steps=6,
+        batch=eq.batch.NormTest(start=8, speeds="measured", eta=1e-3),
+        cluster=eq.Cluster([1.0, 2.0, 4.0]),
+        out=tmp_path / "run",
+    )
+    said = [record.getMessage() for record in caplog.records if "has taken its" in record.getMessage()]
+    assert len({tuple(event["new"]) for event in run.events if event["event"] == "batch"}) > 1
+    assert len(said) == 1
+    assert "worker 2 has taken its 64 examples" in said[0]
+
+
 def test_proportional_batches_end_all_blocks_together() -> None:
     partition = eq.partition.Submodular(speeds=[1, 3], objective="feature")
     taken: dict[int, list[int]] = {}

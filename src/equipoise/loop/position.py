@@ -68,8 +68,8 @@ class Position(DataPosition):
         self.blocks = blocks
         if drop_last and self.steps_of_epoch() == 0:
             raise UserError("drop_last leaves no batch: every block is smaller than its batch size")
-        if lockstep and context.rank == 0:
-            warn_of_early_ends([len(b) for b in blocks], batch.sizes(), batch.spreads, drop_last)
+        self._tells = lockstep and context.rank == 0  # of blocks that end early, until it has
+        self._tell_of_early_ends()
         self.before = 0  # in this epoch, by workers that a resume on another number has replaced
         self.positions: np.ndarray | None = (
             None  # in this worker's block; None while remaining examples of a resume are visited
@@ -160,6 +160,7 @@ class Position(DataPosition):
                 self._taken = self.taken
                 self._end_segment()
                 self.largest = max(sizes)
+                self._tell_of_early_ends()
             self._listed = sizes
         if self._segment is None:
             left = (self.lengths - self._taken)[self.counted]
@@ -168,6 +169,12 @@ class Position(DataPosition):
             spread = self.batch.spreads or uneven(self.lengths[self.counted], size)
             self._segment = ConstantBatchSegment(left, size, whose, self.drop_last, spread)
         return self._segment
+
+    def _tell_of_early_ends(self) -> None:
+        if self._tells:
+            batch = self.batch
+            told = warn_of_early_ends([len(b) for b in self.blocks], batch.sizes(), batch.spreads, self.drop_last)
+            self._tells = not told
 
     def steps_of_epoch(self) -> int:
         lengths = np.array([len(b) for b in self.blocks])[self.counted]
@@ -267,18 +274,18 @@ class Position(DataPosition):
         self.positions = None
 
 
-def warn_of_early_ends(lengths: list[int], sizes: list[int], spreads: bool, drop_last: bool) -> None:
+def warn_of_early_ends(lengths: list[int], sizes: list[int], spreads: bool, drop_last: bool) -> bool:
     """Say which worker has taken its block long before the others, because sizes of its own do not follow the blocks.
 
-    One size for all is made to follow them.
+    One size for all is made to follow them. True if there was something to say.
     """
     left, size = np.array(lengths), np.array(sizes)
     if spreads or uneven(left, size):
-        return
+        return False
     steps = left // size if drop_last else -(-left // size)
     first, most = int(steps.argmin()), int(steps.max())
     if steps[first] >= _EARLY * most or sizes[first] == 1:
-        return
+        return False
     shown = ",".join(map(str, sizes)) if len(sizes) <= 16 else "one number per worker"
     logging.getLogger("equipoise").warning(
         "worker %d has taken its %d examples after %d of %d steps, in batches of %d: %s. Give blocks in the proportion "
@@ -292,6 +299,7 @@ def warn_of_early_ends(lengths: list[int], sizes: list[int], spreads: bool, drop
         "drop_last ends the epoch there" if drop_last else "for the rest its batches are single examples",
         shown,
     )
+    return True
 
 
 def refuse_impossible(state: dict[str, Any], rank: int, workers: int) -> None:
