@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import equipoise as eq
+from equipoise.core.errors import UserError
 from equipoise.partition.export import subsets
 
 N = 1500
@@ -133,6 +135,52 @@ def test_no_batch_of_one_where_a_block_has_two_for_every_step(batch: Any, speeds
     assert sum(map(sum, drawn.values())) == examples
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+
+
+ALONE = "worker 0 had one example in step 37, and BatchNorm needs two: take larger batches"
+ENDS_ALONE: dict[str, Any] = {"partition": eq.partition.IID(speeds=[73, 587]), "batch": 16}
+PART = X[:660], Y[:660]
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_a_batch_of_one_that_batch_norm_refuses_is_told(virtual: bool) -> None:
+    """73 examples in the 37 steps that the other block takes: 36 batches of two, and one."""
+    with pytest.raises(UserError, match=ALONE):
+        eq.train(normed, nn.CrossEntropyLoss(), PART, workers=2, epochs=1, virtual=virtual, **ENDS_ALONE)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_of_one_in_a_loop_of_ones_own_is_told(num_workers: int) -> None:
+    """Also where the loader is ahead, and drew it before the step that needs it."""
+
+    def loop(comm: Any) -> None:
+        net = normed()
+        optimizer = sgd(net.parameters())
+        sampler = eq.Sampler(PART, **ENDS_ALONE)
+        loader = DataLoader(TensorDataset(*PART), batch_sampler=sampler, num_workers=num_workers)
+        with eq.attach(net, optimizer, sampler=sampler):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x), y).backward()
+                optimizer.step()
+
+    with pytest.raises(UserError, match=ALONE):
+        eq.spawn(loop, 2, virtual=True)
+
+
+def test_other_errors_on_one_example_stay_what_they_are() -> None:
+    def refusing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(outputs) == 1:
+            raise ValueError("no loss of one example")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    with pytest.raises(ValueError, match="no loss of one example") as caught:
+        eq.train(model, refusing, PART, workers=2, epochs=1, virtual=True, **ENDS_ALONE)
+    assert not isinstance(caught.value, UserError)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch", [12, eq.batch.NormTest(start=12, eta=math.inf), eq.batch.NoiseScale(start=12)])
 def test_batches_of_one_size_follow_unequal_blocks(batch: Any, drop_last: bool) -> None:
@@ -231,8 +279,6 @@ def test_proportional_batches_end_all_blocks_together() -> None:
 
 
 def test_plan_as_subsets() -> None:
-    from torch.utils.data import TensorDataset
-
     plan = eq.partition.Submodular(speeds=SPEEDS).divide(X.numpy(), Y.numpy())
     parts = subsets(TensorDataset(X, Y), plan.blocks)
     assert [len(part) for part in parts] == [len(block) for block in plan.blocks]

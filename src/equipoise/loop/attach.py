@@ -37,6 +37,7 @@ from .drift import DriftCheck, passport, refuse_other_recipe
 from .elastic_loop import ElasticLoop
 from .evaluate import EvaluationTask, evaluate, existing_vector_of, health, hold, swapped
 from .islands import Levels, island_of, levels_of, refuse_other_rank, tell_island
+from .one_example import refuse_one_in_own_loop
 from .overflow import agree_on_overflow, stepping_scaler
 from .own_checkpoint import found, put_back, save
 from .own_loop import (
@@ -149,8 +150,7 @@ class attach:
         self.clip, self.buffer_policy, self.share, self.seed = clip, buffers, share, seed
         self.sampler, self.accumulate, self.nonfinite, self.final = sampler, accumulate, nonfinite, final
         self.log = Path(log) if log is not None else None
-        self.log_every, self.keep, self.progress = log_every, keep, progress
-        self.trackers = chosen_trackers(track)
+        self.log_every, self.keep, self.progress, self.trackers = log_every, keep, progress, chosen_trackers(track)
         self.timeout, self.deterministic, self.group = timeout, deterministic, group
         self.batch: int = 1
         self.loss: float | None = None
@@ -243,6 +243,7 @@ class attach:
                 self.observer.__exit__(*error)
         finally:
             self._undo.__exit__(*error)
+        refuse_one_in_own_loop(self, error[1])
 
     def _conclude(self) -> None:
         if self.step.talks and self.step.lockstep:
@@ -393,7 +394,6 @@ class attach:
         """Loss (and accuracy, for class labels) of the named models on `data`; all workers call it together.
 
         loss: None where the model returns its own. metrics: `metric(outputs, targets)` by name, a mean over a batch.
-
         The numbers are the same on all workers, and stand in the events and in result.json where there is a `log`.
         """
         device = next(self.model.parameters()).device

@@ -11,6 +11,7 @@ import torch
 
 from ..core.device import numbers
 from ..data.training_loss import moved
+from .one_example import refuse_one_example
 from .sharpness import sharpness_aware
 from .speeds import Work
 
@@ -55,7 +56,12 @@ def gradient(worker: Worker, indices: np.ndarray) -> Measured:
         part = indices[start : start + size]
         weight = len(part) / len(indices)
         with worker.order.watcher.watching(worker.model, len(part)) if watched else contextlib.nullcontext():
-            loss = loss_of(worker, part)
+            try:
+                loss = loss_of(worker, part)
+            except ValueError as error:
+                if len(indices) == 1:
+                    refuse_one_example(error, worker.comm.rank, worker.clock.step + 1)
+                raise
             scaled = loss if weight == 1.0 else loss * weight
             torch.autograd.backward(scaled if worker.scale is None else worker.scale.scaled(scaled))
         losses.append(loss.detach())

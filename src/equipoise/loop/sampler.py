@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import weakref
 from collections import deque
@@ -263,6 +264,10 @@ class Sampler(BatchSampler):
     def drawn(self) -> int:
         """Batches that the loader has drawn and no step has used yet."""
         return len(self._queue)
+
+    def alone(self, accumulate: int) -> bool:
+        """Has a batch of the optimizer step in progress a single example?"""
+        return self.inside is None and 1 in [drawn.size for drawn in itertools.islice(self._queue, accumulate)]
 
     def give_back(self) -> None:
         """What the loader has drawn and no step has used is drawn again, by a loader that begins anew."""
