@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -347,3 +350,33 @@ def test_the_mean_inside_a_round_weighs_as_the_round_would(weights: str) -> None
     for mean, _, averaged in rows:
         np.testing.assert_allclose(mean, expected, atol=1e-6)
         np.testing.assert_allclose(averaged, expected, atol=1e-6)
+
+
+def one_parameter() -> nn.Module:
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+    return model
+
+
+@pytest.mark.parametrize("sync", [S.EASGD(), S.MGRAWA(), S.LGRAWA()])
+@pytest.mark.parametrize(("weights", "mean"), [("size", -0.5), ("uniform", 0.0)])
+def test_a_run_that_ends_inside_a_round_returns_the_weighted_mean(
+    sync: Any, weights: str, mean: float, tmp_path: FilePath
+) -> None:
+    """A quarter of the examples pulls x towards 1, the rest towards -1: x_i = +-(1 - 0.9^4) after four steps."""
+    blocks = tmp_path / "blocks.json"
+    blocks.write_text(json.dumps({"blocks": [list(range(8)), list(range(8, 32))]}))
+    targets = torch.tensor([1.0] * 8 + [-1.0] * 24, dtype=torch.float64)[:, None]
+    run = eq.train(
+        one_parameter,
+        lambda outputs, wanted: 0.5 * ((outputs - wanted) ** 2).mean(),
+        (torch.ones(32, 1, dtype=torch.float64), targets),
+        workers=2,
+        partition=eq.partition.FromFile(path=str(blocks)),
+        batch=4,
+        sync=dataclasses.replace(sync, weights=weights),
+        period=50,
+        steps=4,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    assert run.model.weight.item() == pytest.approx(mean * (1 - 0.9**4), abs=1e-12)
