@@ -19,7 +19,8 @@ class QSR(Period):
     does not mean that workers stay close. A rate that rises between two rounds counts as warm-up, and so do the first
     `warmup` steps, for a rate that rises in jumps. `most` bounds H where the rate goes to zero. All workers have the
     same rate, so they agree. Intended for decaying schedules (cosine, linear); with a constant rate H is constant. Good
-    values of alpha are 2 to 4 times the peak rate.
+    values of alpha are 2 to 4 times the peak rate. The last H is not shortened to the steps that remain: a round that
+    only the end asks for would change a run that is resumed with more epochs.
     Reference: Gu, Lyu, Arora, Zhang, Huang, A Quadratic Synchronization Rule for Distributed Deep Learning, ICLR 2024.
     """
 
