@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,57 @@ def test_a_worker_that_runs_dry_counts_for_nothing(tmp_path: Path) -> None:
         model, nn.CrossEntropyLoss(), (inputs, targets), optimizer=lambda p: torch.optim.SGD(p, lr=0.2), **chosen
     ).result
     same(eq.spawn(loop, 3, virtual=True)[0], expected, BITS)
+
+
+class Counting(nn.Module):
+    """A buffer that follows the examples, as BatchNorm's do, and does nothing else."""
+
+    examples: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("examples", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.examples += len(x)
+        return x
+
+
+@pytest.mark.parametrize(("passes", "ahead"), [(1, 0), (2, 0), (2, 2)])
+def test_a_worker_that_runs_dry_within_a_step_takes_that_of_train(passes: int, ahead: int, tmp_path: Path) -> None:
+    """Worker 1 has an example for the first of three batches of its second step: with the others it does nothing."""
+    path = tmp_path / "blocks.json"
+    path.write_text(json.dumps({"blocks": [list(range(24)), [24, 25, 26, 27]]}))
+    partition = eq.partition.FromFile(path=str(path))
+    data = toy.INPUTS[:28], toy.TARGETS[:28]
+    chosen: dict[str, Any] = {"sync": eq.sync.PeriodicAverage(), "period": 2}
+
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(Counting(), nn.Linear(8, 4))
+
+    def loop(comm: Any) -> dict[str, torch.Tensor]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+        sampler = eq.Sampler(data, partition=partition, batch=4)
+        loader = DataLoader(TensorDataset(*data), batch_sampler=sampler, num_workers=ahead)
+        with eq.attach(net, optimizer, sampler=sampler, accumulate=3, **chosen):
+            for _ in range(2):
+                for number, (x, y) in enumerate(loader):
+                    losses = [nn.functional.cross_entropy(net(x), y) for _ in range(passes)]
+                    (sum(losses) / (3 * passes)).backward()
+                    if number % 3 == 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        return net.state_dict()
+
+    got = eq.spawn(loop, 2, virtual=True)[1]
+    assert got["0.examples"] == 2 * 4 * passes, "statistics of its own examples alone"
+    chosen |= {"partition": partition, "batch": [12, 3], "workers": 2, "epochs": 2}
+    optimizer = functools.partial(torch.optim.SGD, lr=0.2)
+    trained = eq.train(model, nn.CrossEntropyLoss(), data, optimizer=optimizer, **chosen)
+    for name, value in trained.model.named_parameters():
+        torch.testing.assert_close(got[name], value.detach())
 
 
 CLUSTER = "[[workers]]\nspeed = 1.0\n[[workers]]\nspeed = 1.0\n[[workers]]\nspeed = 3.0\n"

@@ -51,6 +51,7 @@ from .own_loop import (
     worker_of,
 )
 from .paced_drift import PacedDriftCheck
+from .repeats import Repeats
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
@@ -162,6 +163,7 @@ class attach:
         self.shows = progress or bool(self.trackers)  # the numbers, elsewhere than in the log
         self.limits = elastic, deadline
         self.elastic: ElasticLoop | None = None  # where workers may come and go
+        self.repeats: Repeats | None = None  # where a worker may run dry within a step
         check_choices(self)
 
     def __enter__(self) -> attach:
@@ -279,6 +281,8 @@ class attach:
         if self._fresh:
             check_first_step(self, stepping_scaler())
         self._fresh = False
+        if self.repeats is not None:
+            self.repeats.end_step()
         if self.elastic is None:
             self._take_in()
             return
@@ -339,9 +343,14 @@ class attach:
         """A worker that will run dry puts them back after a pass that counts for nothing."""
         runs_dry = self.sampler is not None and self.sampler.runs_dry
         self._buffers = [buffer.clone() for buffer in self.model.buffers()] if runs_dry else []
+        if self.sampler is not None and runs_dry and self.accumulate > 1 and self.repeats is None:
+            self.repeats = Repeats(self, self.sampler)
+            self._undo.callback(self.repeats.release)
 
     def _skipped(self) -> None:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
+        if self.repeats is not None:
+            self.repeats.end_step()
         if self.sampler is not None:
             _, _, places = self.sampler.use(self.accumulate)
             if self.sampler.order.learning and places is not None:

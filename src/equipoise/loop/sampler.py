@@ -269,6 +269,11 @@ class Sampler(BatchSampler):
         """Has a batch of the optimizer step in progress a single example?"""
         return self.inside is None and 1 in [drawn.size for drawn in itertools.islice(self._queue, accumulate)]
 
+    def own_batches(self, accumulate: int) -> tuple[int, int, int]:
+        """Batches of the step in progress: those of examples that are not given again, all that are drawn, and all."""
+        drawn = [drawn.size > 0 for drawn in itertools.islice(self._queue, accumulate)]
+        return sum(drawn), len(drawn), min(accumulate, len(self._queue) + self.position.steps_left)
+
     def give_back(self) -> None:
         """What the loader has drawn and no step has used is drawn again, by a loader that begins anew."""
         if self._queue:
