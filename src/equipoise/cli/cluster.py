@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..config import shipped
 from ..config.recipe import Recipe
@@ -13,19 +15,27 @@ from ..core.errors import UserError
 from ..core.terminal import say, starting
 from ..core.torchrun import rank
 from ..loop.from_recipe import assemble, factors
-from ..simulate.describe import describe
+from ..simulate.describe import describe, describe_link
 from .columns import columns
 from .flags import add_recipe_flags, recipe_of
 from .parser import Parser
 
 if TYPE_CHECKING:
+    from ..comm.measure_links import MeasuredLink
     from ..loop.speeds import Rate
     from ..simulate.cluster import Cluster
 
+    Links = dict[tuple[int, int], MeasuredLink]
+
+Measured = TypeVar("Measured")
+
 _SECONDS = 0.1  # of one timing at least: shorter ones measure who else is running
+_REPETITIONS = 7
 _ATTEMPTS = 3
 _UNSTEADY = 0.2  # spread of repetitions that is worth another attempt, and a warning
 _NONSENSE = 0.6  # spread with which nothing is written
+_AGREEMENT = 1.25  # factor by which rates may differ from --slow without a word
+_CONTRADICTION = 2.0  # and with which nothing is written: workers that share processors do not slow down as declared
 
 _EXAMPLES = """examples:
   equipoise cluster measure --workers 4 --out cluster.toml
@@ -70,43 +80,70 @@ def _measure(arguments: argparse.Namespace) -> int:
     if recipe.settings.get("virtual") or recipe.settings.get("cluster"):
         raise UserError("only real processes can be measured: leave out --virtual and --cluster")
     starting("throughput of every worker, then every link", quiet=rank() != 0)
-    cluster, rates = measure(recipe)
+    cluster, rates, links = measure(recipe)
     slow = recipe.settings.get("slow")
-    problem = doubtful(rates, factors(str(slow)) if slow is not None else None)
+    declared = factors(str(slow)) if slow is not None else None
+    problem = doubtful(rates, links, declared)
     if rank() == 0:
         spreads = ", ".join(f"{100 * r.spread:.0f} %" for r in rates)
-        print(f"spread of the repetitions, by worker: {spreads}", file=sys.stderr)
+        widest = f"; of the links: up to {100 * unsteadiness([*links.values()]):.0f} %" if links else ""
+        print(f"spread of the repetitions, by worker: {spreads}{widest}", file=sys.stderr)
     if problem:
         raise UserError(f"{problem}: nothing is written; measure again when the machines have nothing else to do")
     if rank() == 0:
-        if unsteadiness(rates) > _UNSTEADY:
-            print(
-                "warning: the machines are busy with something else, which these rates and links contain",
-                file=sys.stderr,
-            )
+        for worry in worries(rates, links, declared):
+            print(f"warning: {worry}", file=sys.stderr)
         cluster.save(out)
         say(columns(describe(cluster)))
         print(f"{out}")
     return 0
 
 
-def doubtful(rates: list[Rate], slow: list[float] | None) -> str:
-    """What makes these rates nonsense; empty if nothing does. `slow`: factors that were declared on equal machines."""
-    shown = ", ".join(f"{r.median:.4g}" for r in rates)
+def doubtful(rates: list[Rate], links: Links, slow: list[float] | None) -> str:
+    """What makes these measurements nonsense; empty if nothing does. `slow`: factors declared on equal machines."""
+    shown = _shown(rates)
+    if not all(math.isfinite(r.median) and r.median > 0 for r in rates):
+        return f"the rates {shown} are no rates"
     if unsteadiness(rates) > _NONSENSE:
         worst = max(rates, key=lambda r: r.spread)
         return f"the rates {shown} say little: half of the repetitions of a worker are {100 * worst.spread:.0f} % apart"
-    if slow is not None and len(slow) == len(rates):
-        equal = [r.median * factor for r, factor in zip(rates, slow, strict=True)]
-        if max(equal) > 2.0 * min(equal):
-            return f"the rates {shown} contradict slow = {slow}"
+    for (one, two), (link, spread) in links.items():
+        if not (math.isfinite(link.bandwidth) and math.isfinite(link.latency) and math.isfinite(spread)):
+            return f"the link of workers {one} and {two} took no time, or no end"
+        if spread > _NONSENSE:
+            about = f"{describe_link(link)}, says little: half of its repetitions are {100 * spread:.0f} % apart"
+            return f"the link of workers {one} and {two}, {about}"
+    if contradiction(rates, slow) > _CONTRADICTION:
+        return f"the rates {shown} contradict slow = {slow}"
     return ""
 
 
-def measure(recipe: Recipe) -> tuple[Cluster, list[Rate]]:
+def worries(rates: list[Rate], links: Links, slow: list[float] | None) -> list[str]:
+    """What one should know of measurements that are written all the same."""
+    found = []
+    if unsteadiness([*rates, *links.values()]) > _UNSTEADY:
+        found.append("the machines are busy with something else, which these rates and links contain")
+    if contradiction(rates, slow) > _AGREEMENT:
+        found.append(f"slow = {slow} was declared, and the rates {_shown(rates)} were measured")
+    return found
+
+
+def contradiction(rates: list[Rate], slow: list[float] | None) -> float:
+    """By what factor the speeds of equal machines differ once what was declared is taken off."""
+    if slow is None or len(slow) != len(rates):
+        return 1.0
+    equal = [rate.median * factor for rate, factor in zip(rates, slow, strict=True)]
+    return max(equal) / min(equal)
+
+
+def _shown(rates: list[Rate]) -> str:
+    return ", ".join(f"{r.median:.6g}" for r in rates)
+
+
+def measure(recipe: Recipe) -> tuple[Cluster, list[Rate], Links]:
     """The cluster these workers form: throughput of each on the recipe's step, and the link of every pair.
 
-    Throughputs are measured several times, and the calmest measurement counts. They come with their spread.
+    Each kind is measured several times, and the calmest measurement counts. They come with their spread.
     """
     from ..comm.base import Comm
     from ..comm.measure_links import measure_links, summarised
@@ -116,17 +153,24 @@ def measure(recipe: Recipe) -> tuple[Cluster, list[Rate]]:
 
     job, how = assemble(recipe)
 
-    def work(comm: Comm) -> tuple[Cluster, list[Rate]]:
-        attempts: list[list[Rate]] = []
-        while len(attempts) < _ATTEMPTS and (not attempts or unsteadiness(attempts[-1]) > _UNSTEADY):
-            attempts.append(repeated_job_rates(job, comm, Timing(repetitions=7, seconds=_SECONDS)))
-        rates = min(attempts, key=unsteadiness)
-        link, between = summarised(measure_links(comm))
-        return Cluster([float(f"{rate.median:.4g}") for rate in rates], link, between), rates
+    def work(comm: Comm) -> tuple[Cluster, list[Rate], Links]:
+        timing = Timing(repetitions=_REPETITIONS, seconds=_SECONDS)
+        rates = calmest(lambda: repeated_job_rates(job, comm, timing), lambda rates: rates)
+        links = calmest(lambda: measure_links(comm, _REPETITIONS), lambda links: [*links.values()])
+        link, between = summarised({pair: measured.link for pair, measured in links.items()})
+        return Cluster([float(f"{rate.median:.4g}") for rate in rates], link, between), rates, links
 
-    measured: list[tuple[Cluster, list[Rate]]] = spawn(work, how["workers"], timeout=how["timeout"])
+    measured: list[tuple[Cluster, list[Rate], Links]] = spawn(work, how["workers"], timeout=how["timeout"])
     return measured[0]
 
 
-def unsteadiness(rates: list[Rate]) -> float:
-    return max(rate.spread for rate in rates)
+def calmest(measure: Callable[[], Measured], spreads: Callable[[Measured], Sequence[Rate | MeasuredLink]]) -> Measured:
+    """The steadiest of several attempts, or the first one that is steady enough."""
+    attempts: list[Measured] = []
+    while len(attempts) < _ATTEMPTS and (not attempts or unsteadiness(spreads(attempts[-1])) > _UNSTEADY):
+        attempts.append(measure())
+    return min(attempts, key=lambda attempt: unsteadiness(spreads(attempt)))
+
+
+def unsteadiness(measured: Sequence[Rate | MeasuredLink]) -> float:
+    return max((each.spread for each in measured), default=0.0)

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from typing import NamedTuple
 
 import torch
 
+from ..core.spread import spread
 from ..simulate.cluster import PAYLOAD, Link
 from .base import Comm, barrier
 
 _PINGS = 20
 _LONG = 0.2  # seconds: shorter messages do not give a reliable bandwidth
 _MOST = 1 << 26  # bytes of one message at most
+_SHORT = 1e-4  # seconds of latency that make no difference
 _SIMILAR = 1.25  # links within this factor of each other count as equal
 
 
-def measure_links(comm: Comm) -> dict[tuple[int, int], Link]:
-    """The link of every pair of ranks, the same on all workers; disjoint pairs are measured at the same time."""
-    own: dict[tuple[int, int], Link] = {}
+class Sample(NamedTuple):
+    bandwidth: float  # infinite where the message took no longer than an empty one
+    latency: float
+
+
+class MeasuredLink(NamedTuple):
+    link: Link
+    spread: float  # between the quartiles of the repetitions, relative to the median
+
+
+def measure_links(comm: Comm, repetitions: int = 7) -> dict[tuple[int, int], MeasuredLink]:
+    """The link of every pair of ranks, the same on all workers; disjoint pairs are measured at the same time.
+
+    Every pair has had its turn before one has the next, so that the spread contains how the load of a machine changes.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    samples: dict[tuple[int, int], list[Sample]] = {}
     with comm.uncounted():
-        for pairs in round_robin_pairs(comm.size):
+        for pairs in round_robin_pairs(comm.size) * repetitions:
             barrier(comm)
             for pair in pairs:
                 if comm.rank in pair:
-                    link = _measure(comm, pair[0] + pair[1] - comm.rank)
-                    if comm.rank == pair[0]:
-                        own[pair] = link
-        rows = comm.gather_objects({pair: (link.bandwidth, link.latency) for pair, link in own.items()})
-    return {pair: Link(*values) for row in rows for pair, values in sorted(row.items())}
+                    peer = pair[0] + pair[1] - comm.rank
+                    if pair not in sizes:
+                        sizes[pair] = _enough_bytes(comm, peer)
+                    samples.setdefault(pair, []).append(_measure(comm, peer, sizes[pair]))
+        rows = comm.gather_objects({pair: each for pair, each in samples.items() if comm.rank == pair[0]})
+    return {pair: median_link(each) for row in rows for pair, each in sorted(row.items())}
+
+
+def median_link(samples: list[Sample]) -> MeasuredLink:
+    bandwidths, latencies = [s.bandwidth for s in samples], [s.latency + _SHORT for s in samples]
+    link = Link(_rounded(statistics.median(bandwidths)), _rounded(statistics.median(s.latency for s in samples)))
+    return MeasuredLink(link, max(spread(bandwidths), spread(latencies)) if max(bandwidths) < math.inf else math.inf)
 
 
 def round_robin_pairs(size: int) -> list[list[tuple[int, int]]]:
@@ -43,17 +68,18 @@ def round_robin_pairs(size: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def _measure(comm: Comm, peer: int) -> Link:
-    latency = statistics.median(_time_exchange(comm, peer, 1) for _ in range(_PINGS))
+def _enough_bytes(comm: Comm, peer: int) -> int:
+    """Of a message that takes long enough. Both ends decide by the same number: the longer of their two times."""
     bytes = 1 << 16
-    while True:
-        # Both ends decide by the same number: the longer of their two times.
-        seconds = statistics.median(_longest(comm, peer, _time_exchange(comm, peer, bytes // 4)) for _ in range(3))
-        if seconds >= _LONG or bytes >= _MOST:
-            break
+    while bytes < _MOST and _longest(comm, peer, _time_exchange(comm, peer, bytes // 4)) < _LONG:
         bytes *= 4
-    latency = _longest(comm, peer, latency)
-    return Link(_rounded(8.0 * bytes / max(seconds - latency, 1e-9) / PAYLOAD), _rounded(latency))
+    return bytes
+
+
+def _measure(comm: Comm, peer: int, bytes: int) -> Sample:
+    latency = statistics.median(_time_exchange(comm, peer, 1) for _ in range(_PINGS))
+    latency, seconds = _longest(comm, peer, latency), _longest(comm, peer, _time_exchange(comm, peer, bytes // 4))
+    return Sample(8.0 * bytes / (seconds - latency) / PAYLOAD if seconds > latency else math.inf, latency)
 
 
 def _time_exchange(comm: Comm, peer: int, elements: int) -> float:
@@ -89,5 +115,5 @@ def summarised(links: dict[tuple[int, int], Link]) -> tuple[Link, dict[tuple[int
 
 
 def _similar(one: Link, two: Link) -> bool:
-    ratios = [one.bandwidth / two.bandwidth, (one.latency + 1e-4) / (two.latency + 1e-4)]
+    ratios = [one.bandwidth / two.bandwidth, (one.latency + _SHORT) / (two.latency + _SHORT)]
     return all(1 / _SIMILAR < ratio < _SIMILAR for ratio in ratios)

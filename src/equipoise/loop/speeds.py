@@ -17,6 +17,7 @@ import torch
 
 from ..core.device import placed
 from ..core.errors import UserError
+from ..core.spread import spread
 from ..data.training_loss import moved
 
 if TYPE_CHECKING:
@@ -94,17 +95,10 @@ def repeated_rates(
             spent = time.perf_counter() - started
         timings.append(spent / steps)
     median = statistics.median(timings)
-    rates = comm.gather_objects(Rate(examples / median, _spread(timings)) if median > 0 else None)
+    rates = comm.gather_objects(Rate(examples / median, spread(timings)) if median > 0 else None)
     if any(rate is None for rate in rates):
         raise UserError("the step took no time on some worker: nothing can be said of its speed; make it do real work")
     return rates
-
-
-def _spread(timings: list[float]) -> float:
-    if len(timings) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(timings, n=4, method="inclusive")
-    return (high - low) / middle
 
 
 class Work:
