@@ -211,6 +211,7 @@ def test_other_ranks_of_torchrun_write_and_print_nothing(
         ("d2 --topology exponential", "is directed"),
         ("ad-psgd --topology exponential", "is directed"),
         ("detag --topology one-peer", "changes"),
+        ("dsgt --topology one-peer --topology.drop 0.2", "a link that is down would move the mean"),
         ("d2 --topology hypercube --sync.lazy never --workers 8", "eigenvalue -0.500"),
         ("edm --topology ring --sync.lazy never", "eigenvalue -0.333"),
         ("detag --sync.frozen true --sync.rounds 1 --workers 32", "may multiply disagreement by 1.30"),

@@ -42,6 +42,14 @@ def test_cosine() -> None:
     assert (matrix[3] == ONE // 2).all()  # an example without features is equally similar to all
 
 
+@pytest.mark.parametrize("scale", [2.0**600, 2.0**-600])
+def test_features_whose_squares_no_float_holds_have_the_angles_that_they_have(scale: float) -> None:
+    x = np.random.default_rng(0).standard_normal((20, 5))
+    np.testing.assert_array_equal(
+        similarities(quantize(x * scale, "cosine"), "cosine", 1.0), similarities(quantize(x, "cosine"), "cosine")
+    )
+
+
 def test_same_bits_in_any_order_of_examples_and_columns() -> None:
     """Dot products of quantized points are exact, so the order of summation makes no difference."""
     rng = np.random.default_rng(2)

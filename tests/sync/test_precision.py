@@ -60,6 +60,16 @@ def test_trackers_of_bfloat16_models_are_float32(sync: Any, zero: Callable[[Any]
     assert sent == (20 if sync.vectors == 1 else 80)
 
 
+def test_gradients_of_a_phase_on_bfloat16_models_are_summed_in_float32() -> None:
+    kinds = set()
+
+    def on_step(step: int, together: Any, x: np.ndarray) -> None:
+        kinds.update({together.sync.scheme.gathered.dtype, together.sync.scheme.gathered_before.dtype})
+
+    solve(mild(4), DeTAG(frozen=True), steps=4, lr=0.1, dtype=torch.bfloat16, on_step=on_step)
+    assert kinds == {torch.float32}
+
+
 def test_momentum_of_bfloat16_models_is_float32() -> None:
     """EDM adds a tenth of each gradient: half of the bits of bfloat16 would be lost."""
     kinds = set()
