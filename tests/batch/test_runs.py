@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -142,6 +143,19 @@ def test_the_variance_along_the_gradient_under_test(estimator: str, tested: str,
         assert event["norm"] == pytest.approx(batches @ (vectors**2).sum(1) / 24, rel=1e-4)
     assert event["norm"] - event["square"] == pytest.approx(noise, rel=1e-4)
     assert math.isfinite(event["along"])
+
+
+def test_a_worker_without_examples_knows_the_gradient_under_test(tmp_path: Path) -> None:
+    """All workers read |v|^2 from the first one, which has an example for the first of two tests only."""
+    path = tmp_path / "blocks.json"
+    path.write_text(json.dumps({"blocks": [[0], *(list(range(first, toy.EXAMPLES, 3)) for first in (1, 2, 3))]}))
+    rule = eq.batch.InnerProduct(start=8, theta=math.inf, estimator="examples", tested="mean")
+    chosen: dict[str, Any] = {"partition": eq.partition.FromFile(path=str(path)), "period": eq.period.Every(1)}
+    rows = workers_of(rule, 2, lambda w: w.clock.batch, folder=tmp_path, **chosen)
+    assert rows[0] == [1, 0]
+    norms = [event["norm"] for event in read_events(tmp_path) if event["event"] == "batch"]
+    assert len(norms) == 2
+    assert min(norms) > 1e-3
 
 
 def test_two_workers_cannot_be_compared_along_their_own_gradients() -> None:

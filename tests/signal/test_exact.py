@@ -15,8 +15,10 @@ from equipoise.core.context import Context
 from equipoise.core.errors import UserError
 from equipoise.order.sign_terms import sign_terms
 from equipoise.signal import view_from_state
+from equipoise.signal.convolution import ConvolutionFactors
 from equipoise.signal.factor_view import FactorView
 from equipoise.signal.layer_factors import LinearFactors, Span
+from equipoise.signal.layer_rules import idle
 
 from . import models
 
@@ -248,3 +250,15 @@ def test_the_sample_is_the_sum_over_the_examples() -> None:
     rows = models.gradients(model, inputs)
     for passes in (1, 2):
         torch.testing.assert_close(watched(model, inputs, passes).sample, rows.sum(0), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [((3, 1), (4, 1)), ((1, 3), (1, 4))])
+def test_a_dilated_convolution_that_a_pass_left_out_has_gradients_of_zero(
+    kernel: tuple[int, int], dilation: tuple[int, int]
+) -> None:
+    """The image is as large as the kernel reaches: a smaller one has no patch to read."""
+    module = nn.Conv2d(2, 4, kernel, dilation=dilation)
+    factors = idle(module, (Span(0, 24), Span(24, 28)), 5, torch.zeros(()))
+    assert isinstance(factors, ConvolutionFactors)
+    assert factors.a.shape[2:] == tuple((size - 1) * far + 1 for size, far in zip(kernel, dilation, strict=True))
+    assert torch.equal(factors.materialize().products(torch.ones(28)), torch.zeros(5))
