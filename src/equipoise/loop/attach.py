@@ -51,7 +51,7 @@ from .own_loop import (
     worker_of,
 )
 from .paced_drift import PacedDriftCheck
-from .repeats import Repeats
+from .repeats import Repeats, before_repeats, end_step_of, release
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
@@ -190,6 +190,7 @@ class attach:
                 self.sampler.guard = self.elastic.begin_epoch
             self.elastic.begin()
         self._undo.callback(lambda: self.flat.release())
+        self._undo.callback(lambda: release(self.repeats))
         self._undo.callback(self.optimizer.register_step_pre_hook(closure_first(self._before)).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None:
@@ -230,7 +231,7 @@ class attach:
             deferred, shared = self.accumulate == 1, comm.membership is not None
             self.sampler.bind(self.context, lockstep=step.lockstep, deferred=deferred, shared=shared)
             step.follow(self.sampler.order, self.sampler.batch)
-        self._keep_buffers()
+        self.repeats, self._buffers = before_repeats(self)
         self.drift = PacedDriftCheck(DriftCheck(step, told, lambda: place_of(self)))
 
     def __exit__(self, *error: Any) -> None:
@@ -281,8 +282,7 @@ class attach:
         if self._fresh:
             check_first_step(self, stepping_scaler())
         self._fresh = False
-        if self.repeats is not None:
-            self.repeats.end_step()
+        end_step_of(self.repeats)
         if self.elastic is None:
             self._take_in()
             return
@@ -326,7 +326,7 @@ class attach:
     def _give_back(self) -> None:
         """The optimizer has moved the model: communicate, and count the step."""
         self.step.after()
-        self._keep_buffers()
+        self.repeats, self._buffers = before_repeats(self)
         self._count_seconds()
         self.drift.after_step()
         known = self.elastic is None and self.step.lockstep  # without lockstep nobody knows what others have taken
@@ -339,18 +339,9 @@ class attach:
             self._losses = []
         self.step.depart()
 
-    def _keep_buffers(self) -> None:
-        """A worker that will run dry puts them back after a pass that counts for nothing."""
-        runs_dry = self.sampler is not None and self.sampler.runs_dry
-        self._buffers = [buffer.clone() for buffer in self.model.buffers()] if runs_dry else []
-        if self.sampler is not None and runs_dry and self.accumulate > 1 and self.repeats is None:
-            self.repeats = Repeats(self, self.sampler)
-            self._undo.callback(self.repeats.release)
-
     def _skipped(self) -> None:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
-        if self.repeats is not None:
-            self.repeats.end_step()
+        end_step_of(self.repeats)
         if self.sampler is not None:
             _, _, places = self.sampler.use(self.accumulate)
             if self.sampler.order.learning and places is not None:

@@ -65,6 +65,28 @@ class Repeats:
         self._hook.remove()
 
 
+def end_step_of(repeats: Repeats | None) -> None:
+    if repeats is not None:
+        repeats.end_step()
+
+
+def release(repeats: Repeats | None) -> None:
+    if repeats is not None:
+        repeats.release()
+
+
+def before_repeats(loop: attach) -> tuple[Repeats | None, list[torch.Tensor]]:
+    """What a worker needs that will run dry: buffers to put back after a pass that counts for nothing, and where a step
+    has several batches, what keeps the gradient of its own.
+    """
+    sampler, repeats = loop.sampler, loop.repeats
+    if sampler is None or not sampler.runs_dry:
+        return repeats, []
+    if loop.accumulate > 1 and repeats is None:
+        repeats = Repeats(loop, sampler)
+    return repeats, [buffer.clone() for buffer in loop.model.buffers()]
+
+
 @torch.no_grad()
 def _put_back(kept: torch.Tensor | None, p: torch.Tensor) -> None:
     if kept is None:
