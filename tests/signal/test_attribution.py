@@ -69,6 +69,46 @@ def test_a_first_dimension_that_is_the_batch_by_coincidence(scale: float, caplog
     assert "position.weight, turned.weight, turned.bias" in caplog.text
 
 
+class TokensFirst(nn.Module):
+    """A layer in the middle that has the tokens first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.turned, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x)).transpose(0, 1)
+        return self.head(torch.tanh(self.turned(h)).transpose(0, 1)).mean(1)
+
+
+@pytest.mark.parametrize("examples", [6, 16, 128])
+def test_the_mean_gradient_does_not_hide_a_wrong_part(examples: int) -> None:
+    """In large batches it is most of any sum over half of the examples."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, inputs = TokensFirst().double(), torch.randn(examples, examples, 4, dtype=torch.float64)
+        view = view_of(fresh(), model, inputs)
+        assert names_of(view, model) == {"first.weight", "first.bias", "head.weight", "head.bias"}
+
+
+def normalized() -> nn.Module:
+    layers = [nn.Linear(7, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3), nn.Softmax(-1)]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0])
+def test_rounding_is_no_wrong_part(spread: float, autocast: bool) -> None:
+    """Examples that are nearly the same differ by rounding, and half precision by more."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, signal = normalized(), fresh()
+        inputs = torch.randn(7) + spread * torch.randn(16, 7)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            view = view_of(signal, model, inputs)
+        assert names_of(view, model) == {name for name, _ in model.named_parameters()}
+
+
 class Late(nn.Module):
     """A bare parameter that is used from some step on."""
 

@@ -45,7 +45,7 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.Tensor]:
 
 
 def rows_of(view: FactorView) -> torch.Tensor:
-    return torch.stack([view.vector(one) for one in torch.eye(view.items, dtype=torch.float64)])
+    return torch.stack([view.vector(one) for one in torch.eye(view.items, dtype=view.zeros().dtype)])
 
 
 def test_vectors_products_and_gram_are_those_of_autograd(case: tuple[nn.Module, torch.Tensor]) -> None:

@@ -15,10 +15,14 @@ from torch import nn
 from .replay_view import ModelCall, ReplayView
 
 
-def drawn_examples(count: int, number: int, like: torch.Tensor) -> torch.Tensor:
-    """1 for about half of the examples, 0 for the others; another half for each `number`."""
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(number))
-    return (drawn <= drawn.median()).to(like)
+def drawn_weights(count: int, number: int, like: torch.Tensor) -> list[torch.Tensor]:
+    """1 for half of the examples and 0 for the others, then 1 and -1; another half for each `number`.
+
+    The mean gradient dominates the first sum. It is not in the second one, which orders see.
+    """
+    rank = torch.randperm(count, generator=torch.Generator().manual_seed(number))
+    half = (2 * rank < count).to(like)
+    return [half, (2 * rank - count + 1).sign().to(like)] if count > 1 else [half]
 
 
 def gradient_of(
@@ -31,7 +35,9 @@ def gradient_of(
     # All examples are repeated, as they may be normalized together.
     repeated = [replace(call, random=True, first_use=number == 0) for number, call in enumerate(trained)]
     view = ReplayView(model, parameters, repeated)
+    kind, autocast = weights.device.type, trained[0].autocast
     try:
-        return view.vector(weights / view.items)
-    except RuntimeError:  # such as half precision under autocast, which is over
+        with torch.autocast(kind, dtype=autocast, enabled=autocast is not None):
+            return view.vector(weights / view.items)
+    except RuntimeError:  # it does not run a second time
         return None

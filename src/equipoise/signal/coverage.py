@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from ..core.errors import UserError
-from .attribution import drawn_examples, gradient_of
+from .attribution import drawn_weights, gradient_of
 from .factor_view import FactorView
 from .layer_factors import LayerFactors, Span
 from .replay_view import ModelCall
 
 _TOLERANCE = 0.05  # of the norm of a parameter's gradient: half precision differs by more than rounding
+_ROUNDING = 32  # units in the last place: a spread below that of the mean gradient is not seen
 _NEGLIGIBLE = 1e-3  # of the norm of the whole gradient: what is smaller decides no sign
 _GROWN = 10.0  # a gradient that was negligible is checked again when it is so many times as large
 
@@ -67,25 +68,22 @@ class Coverage:
 
     @torch.no_grad()
     def check(
-        self, layers: list[LayerFactors], calls: list[ModelCall], earlier: Gradients | None, examples: int
+        self, layers: list[LayerFactors], calls: list[ModelCall], earlier: Gradients | None, examples: int, eps: float
     ) -> list[str]:
         """The parameters whose factors are not the gradients of single examples; they are left out from here on.
 
         earlier: the gradients before this pass, where the model cannot be repeated: then sums have to do.
+        eps: the precision of the coarsest factors.
         """
         self.checks += 1
         view = FactorView(layers, self.one.new_ones(examples), self.dimension)
-        weights = drawn_examples(examples, self.checks, self.one)
-        truth = gradient_of(self.model, self.parameters, calls, weights)
-        wrong = [] if truth is None else self._wrong(view.vector(weights), truth)
         used = [name for name in self.parameters if name not in (*self.without, *self.muted)]
-        if truth is None or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
+        wrong, small = self._compare_examples(view, calls, used, eps)
+        if small is None or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
             if earlier is None:
                 return []
-            truth = self._sum_since(earlier)
-            wrong = self._wrong(view.vector(self.one.new_ones(examples)), truth)
-        least = _NEGLIGIBLE * float(truth.norm())
-        small = [name for name in used if name not in wrong and float(truth[slice(*self.places[name])].norm()) <= least]
+            ones = self.one.new_ones(examples)
+            wrong, small = self._compare(view.vector(ones), self._sum_since(earlier), dict.fromkeys(used, 0.0))
         self.unverified = {name: _norm(self.parameters[name]) for name in small}
         if self.passes == 1:
             self.without += wrong
@@ -93,15 +91,37 @@ class Coverage:
             self.muted += wrong
         return wrong
 
-    def _wrong(self, claimed: torch.Tensor, truth: torch.Tensor) -> list[str]:
-        """The parameters in which two gradients differ."""
-        wrong, least = [], _NEGLIGIBLE * float(truth.norm())
-        for name, place in self.places.items():
-            true = truth[slice(*place)]
-            error = float((claimed[slice(*place)] - true).norm())
-            if name not in (*self.without, *self.muted) and error > _TOLERANCE * float(true.norm()) + least:
+    def _compare_examples(
+        self, view: FactorView, calls: list[ModelCall], used: list[str], eps: float
+    ) -> tuple[list[str], list[str] | None]:
+        """`_compare` for some of the examples; None where the model cannot be repeated."""
+        found: set[str] = set()
+        small: list[str] = []
+        rounding = dict.fromkeys(used, 0.0)
+        for weights in drawn_weights(view.items, self.checks, self.one):
+            truth = gradient_of(self.model, self.parameters, calls, weights)
+            if truth is None:
+                return [], None
+            wrong, small = self._compare(view.vector(weights), truth, rounding)
+            found.update(wrong)
+            # Every example is rounded on its own, so the error grows with the root of their number.
+            unit = _ROUNDING * eps / view.items**0.5
+            rounding = {name: unit * float(truth[slice(*self.places[name])].norm()) for name in used}
+        return [name for name in used if name in found], [name for name in small if name not in found]
+
+    def _compare(
+        self, claimed: torch.Tensor, truth: torch.Tensor, rounding: dict[str, float]
+    ) -> tuple[list[str], list[str]]:
+        """The parameters in which two gradients differ, and those whose gradient is too small to tell."""
+        wrong, small, least = [], [], _NEGLIGIBLE * float(truth.norm())
+        for name, error in rounding.items():
+            place = slice(*self.places[name])
+            size = float(truth[place].norm())
+            if float((claimed[place] - truth[place]).norm()) > _TOLERANCE * size + least + error:
                 wrong.append(name)
-        return wrong
+            elif size <= least + error:
+                small.append(name)
+        return wrong, small
 
     def _sum_since(self, earlier: Gradients) -> torch.Tensor:
         """The gradient that backward has added in this pass."""

@@ -31,7 +31,7 @@ class Exact(Signal):
 
     Covers Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm, tied weights included, and the linear maps inside
     LSTM, GRU, RNN and MultiheadAttention, which are recomputed. In the passes 1, 2, 4, 8, ..., and when a gradient that
-    was zero no longer is, the gradient of half of the examples is computed by repeating the model. A parameter for
+    was zero no longer is, gradients of some examples are computed by repeating the model. A parameter for
     which it differs (a bare parameter, a layer without a rule, one whose input does not have the examples first) is
     left out, and the log says so once. The order stays valid, it only uses less. A penalty in the loss belongs to no
     example.
@@ -76,7 +76,7 @@ class Exact(Signal):
             yield
         layers = self._factors(calls, fused, examples)
         if coverage.asks:
-            wrong = coverage.check(layers, whole, earlier, examples)
+            wrong = coverage.check(layers, whole, earlier, examples, self._precision(calls, fused))
             coverage.report(wrong, self.context.rank)
             if wrong:
                 self.spans = coverage.spans
@@ -177,6 +177,13 @@ class Exact(Signal):
             else:
                 of_layer[module] += idle_maps(module, self._span_of, examples, self.one)
         return self.coverage.audible([factors for several in of_layer.values() for factors in merged_calls(several)])
+
+    def _precision(self, calls: list[LayerCall], fused: list[FusedCall]) -> float:
+        """The unit in the last place of the coarsest gradient."""
+        gradients = [call.b for call in calls] + [b for call in fused for b in call.b]
+        units = [torch.finfo(b.dtype).eps for b in gradients if b is not None]
+        # TensorFloat-32, which convolutions use by default, keeps 10 bits.
+        return max([2.0**-10] * self.one.is_cuda + [torch.finfo(self.dtype).eps, *units])
 
     def _span_of(self, parameter: Any) -> Span | None:
         return self.spans.get(id(parameter))

@@ -31,6 +31,8 @@ def model_calls(model: nn.Module, examples: int) -> Iterator[list[ModelCall]]:
         ended = random_states(module)
         random = any(not torch.equal(one, two) for one, two in zip(states, ended, strict=True))
         call = ModelCall(args, kwargs, examples, states, random, [None] * len(leaves))
+        kind = next(module.parameters()).device.type
+        call.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         calls.append(call)
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:

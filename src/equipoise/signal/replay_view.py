@@ -41,6 +41,7 @@ class ModelCall:
     random: bool  # it drew random numbers (dropout): a subset of the examples would draw others
     b: list[torch.Tensor | None]
     first_use: bool = True  # False for a further call of the model on the same examples
+    autocast: torch.dtype | None = None  # what it began under
     mixed: bool = False  # an output without the examples first had a gradient
 
     def keeper(self, number: int) -> Callable[[torch.Tensor], None]:
