@@ -109,6 +109,76 @@ def test_rounding_is_no_wrong_part(spread: float, autocast: bool) -> None:
         assert names_of(view, model) == {name for name, _ in model.named_parameters()}
 
 
+class Language(nn.Module):
+    """Tokens, with a table of positions, and a layer without a use; its outputs in one of the usual forms."""
+
+    def __init__(self, form: str = "logits") -> None:
+        super().__init__()
+        self.form = form
+        self.token, self.position = nn.Embedding(11, 4), nn.Embedding(EXAMPLES, 4)
+        self.norm, self.head, self.idle = nn.LayerNorm(4), nn.Linear(4, 11), nn.Linear(4, 4)
+
+    def hidden(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        h = self.token(x) + self.position(torch.arange(x.shape[1]))
+        return self.norm(torch.tanh(h if mask is None else mask @ h))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        logits = self.head(self.hidden(x, mask))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), x.roll(1, 1).flatten())
+        forms = {"flat": logits.flatten(0, 1), "loss": loss, "pair": (loss, logits), "turned": logits.transpose(0, 1)}
+        return forms.get(self.form, logits)
+
+
+LOSSES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "logits": lambda outputs, y: nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten()),
+    "flat": lambda outputs, y: nn.functional.cross_entropy(outputs, y.flatten()),
+    "loss": lambda outputs, y: outputs,
+    "pair": lambda outputs, y: outputs[0],
+    "turned": lambda outputs, y: nn.functional.cross_entropy(outputs.flatten(0, 1), y.T.flatten()),
+}
+
+
+@pytest.mark.parametrize("form", LOSSES)
+def test_as_many_tokens_as_examples_whatever_the_outputs_are(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model, signal = Language(form).double(), fresh()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        for _ in range(3):
+            x = torch.randint(11, (EXAMPLES, EXAMPLES))
+            model.zero_grad()
+            with signal.watching(model, EXAMPLES):
+                LOSSES[form](model(x), x.roll(1, 1)).backward()
+            view = signal.view()
+    assert names_of(view, model) == {"token.weight", "norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert len(caplog.records) == 1
+    assert "(position.weight)" in caplog.text
+
+
+def test_a_model_that_cannot_run_without_an_example(caplog: pytest.LogCaptureFixture) -> None:
+    """Its mask has as many rows as there are examples. Gradients of examples tell what shapes cannot."""
+    torch.manual_seed(0)
+    model, x, signal = Language().double(), torch.randint(11, (EXAMPLES, EXAMPLES)), fresh()
+    mask = torch.randn(EXAMPLES, EXAMPLES).double().tril()
+    with caplog.at_level(logging.WARNING, logger="equipoise"), signal.watching(model, EXAMPLES):
+        LOSSES["logits"](model(x, mask), x.roll(1, 1)).backward()
+    assert names_of(signal.view(), model) == {"token.weight", "norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert "(position.weight)" in caplog.text
+    assert "could not check" not in caplog.text
+
+
+def test_what_cannot_be_checked_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that is never called itself. One example has no other to be taken for."""
+    torch.manual_seed(0)
+    model, signal = Language().double(), fresh()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        for count, said in ((1, 0), (EXAMPLES, 1), (EXAMPLES, 1), (EXAMPLES, 1)):
+            x = torch.randint(11, (count, count))
+            with signal.watching(model, count):
+                LOSSES["logits"](model.head(model.hidden(x)), x.roll(1, 1)).backward()
+            assert len(caplog.records) == said
+    assert "uses token.weight, position.weight, norm.weight, norm.bias, head.weight, head.bias, but" in caplog.text
+
+
 class Late(nn.Module):
     """A bare parameter that is used from some step on."""
 

@@ -1,17 +1,23 @@
-"""Whose gradient is it? The gradient of some examples of a pass, by repeating the model, to compare factors with.
+"""Whose gradient is it? Gradients of some examples of a pass, by repeating the model, to compare factors with.
 
 The sum over all examples cannot tell: a layer that sees as many tokens as there are examples has the right sum and
 gives every example a wrong part. So the model runs again on the same inputs, and backward starts from the gradients of
-some examples' outputs. Not available where the outputs do not have the examples first.
+some examples' outputs. Where the outputs do not have the examples first (a loss, tokens of all examples in a row), the
+model runs without the last example: what has the examples first becomes shorter.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from .fused import is_fused
 from .replay_view import ModelCall, ReplayView
 
 
@@ -35,9 +41,57 @@ def gradient_of(
     # All examples are repeated, as they may be normalized together.
     repeated = [replace(call, random=True, first_use=number == 0) for number, call in enumerate(trained)]
     view = ReplayView(model, parameters, repeated)
-    kind, autocast = weights.device.type, trained[0].autocast
     try:
-        with torch.autocast(kind, dtype=autocast, enabled=autocast is not None):
+        with _as_before(trained[0], weights.device):
             return view.vector(weights / view.items)
     except RuntimeError:  # it does not run a second time
         return None
+
+
+@dataclass
+class OneFewer:
+    """A pass without the last example."""
+
+    outputs: bool = True  # do the outputs with a gradient have one row fewer?
+    layers: dict[nn.Module, bool] = field(default_factory=dict)  # that were called: does every input?
+
+
+def one_fewer(
+    model: nn.Module, parameters: dict[str, nn.Parameter], calls: list[ModelCall], layers: Iterable[nn.Module]
+) -> OneFewer | None:
+    """The calls of the model, repeated without the last example; None where it cannot run so."""
+    trained = [call for call in calls if call.mixed or any(b is not None for b in call.b)]
+    seen, view = OneFewer(), ReplayView(model, parameters, trained)
+
+    def after(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        first, result = tree_leaves((args, kwargs))[0], tree_leaves(output)[0]
+        if isinstance(result, torch.Tensor) and result.requires_grad:  # not an evaluation
+            side = 1 if is_fused(layer) and not layer.batch_first else 0
+            seen.layers[layer] = seen.layers.get(layer, True) and first.shape[side : side + 1] == (
+                trained[0].examples - 1,
+            )
+
+    handles = [layer.register_forward_hook(after, with_kwargs=True) for layer in layers]
+    try:
+        for call in trained:
+            index = torch.arange(call.examples - 1, device=view.rows.device)
+            if not any(_has(leaf, call.examples) for leaf in tree_leaves((call.args, call.kwargs))):
+                return None
+            with _as_before(call, view.rows.device):
+                outputs = view.outputs_of(call, index)
+            used = [leaf for leaf, b in zip(outputs, call.b, strict=True) if b is not None]
+            seen.outputs &= all(_has(leaf, len(index)) for leaf in used)
+    except Exception:  # whatever a model says about inputs of another shape
+        return None
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen if trained else None
+
+
+def _has(value: Any, examples: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape[:1] == (examples,)
+
+
+def _as_before(call: ModelCall, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(device.type, dtype=call.autocast, enabled=call.autocast is not None)

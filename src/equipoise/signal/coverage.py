@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..core.errors import UserError
-from .attribution import drawn_weights, gradient_of
+from .attribution import drawn_weights, gradient_of, one_fewer
 from .factor_view import FactorView
 from .layer_factors import LayerFactors, Span
 from .replay_view import ModelCall
@@ -44,6 +45,8 @@ class Coverage:
         self.passes, self.checks = saved["passes"], saved["checks"]
         self.without, self.muted = list(saved["without"]), list(saved["muted"])
         self.unverified: dict[str, float] = dict(saved["unverified"])  # negligible at the last check: norms then
+        self.unchecked: list[str] = []  # whose examples could not be told apart; until this is said
+        self.said = False
         self.planned = False  # is the pass in progress one of those that are always checked?
 
     def state(self) -> dict[str, Any]:
@@ -68,28 +71,50 @@ class Coverage:
 
     @torch.no_grad()
     def check(
-        self, layers: list[LayerFactors], calls: list[ModelCall], earlier: Gradients | None, examples: int, eps: float
+        self,
+        layers: list[LayerFactors],
+        modules: list[nn.Module],
+        calls: list[ModelCall],
+        earlier: Gradients | None,
+        examples: int,
+        eps: float,
     ) -> list[str]:
         """The parameters whose factors are not the gradients of single examples; they are left out from here on.
 
-        earlier: the gradients before this pass, where the model cannot be repeated: then sums have to do.
+        modules: whose factors these are.
+        earlier: the gradients before this pass. Where backward cannot be repeated, sums and shapes have to do.
         eps: the precision of the coarsest factors.
         """
         self.checks += 1
         view = FactorView(layers, self.one.new_ones(examples), self.dimension)
         used = [name for name in self.parameters if name not in (*self.without, *self.muted)]
         wrong, small = self._compare_examples(view, calls, used, eps)
-        if small is None or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
+        if small is None and earlier is None:
+            return []
+        fewer = one_fewer(self.model, self.parameters, calls, modules) if examples > 1 else None
+        turned = self._names_in([] if fewer is None else [m for m, fits in fewer.layers.items() if not fits])
+        wrong = [name for name in used if name in wrong or name in turned]
+        unusable = small is None or (fewer is not None and not fewer.outputs)
+        if unusable or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
             if earlier is None:
                 return []
             ones = self.one.new_ones(examples)
             wrong, small = self._compare(view.vector(ones), self._sum_since(earlier), dict.fromkeys(used, 0.0))
-        self.unverified = {name: _norm(self.parameters[name]) for name in small}
+            wrong = [name for name in used if name in wrong or name in turned]
+            known = self._names_in([] if fewer is None else fewer.layers)
+            told = {*wrong, *small, *known}
+            self.unchecked = [name for name in used if name not in told and examples > 1]
+        self.unverified = {name: _norm(self.parameters[name]) for name in small or () if name not in wrong}
         if self.passes == 1:
             self.without += wrong
         else:
             self.muted += wrong
         return wrong
+
+    def _names_in(self, modules: Iterable[nn.Module]) -> set[str]:
+        """The parameters of these modules."""
+        inside = {id(p) for module in modules for p in module.parameters()}
+        return {name for name, p in self.parameters.items() if id(p) in inside}
 
     def _compare_examples(
         self, view: FactorView, calls: list[ModelCall], used: list[str], eps: float
@@ -140,11 +165,22 @@ class Coverage:
         return [_silent(factors) if _overlap(factors.spans(), muted) else factors for factors in layers]
 
     def report(self, wrong: list[str], rank: int) -> None:
-        """One line about the parameters that were left out; an error where none remain."""
+        """One line about the parameters that were left out, and one about those that could not be checked.
+
+        An error where none remain.
+        """
+        if self.unchecked and not self.said and rank == 0:
+            logging.getLogger("equipoise").warning(
+                "the order uses %s, but could not check that their layers' inputs have the examples first (the model "
+                "is not called as a whole, or does not run with one example fewer): choose a batch size that no other "
+                "dimension has, such as the number of tokens, or call the model itself with the examples first",
+                _listed(self.unchecked),
+            )
+            self.said = True
         if not wrong:
             return
         share = sum(self.places[name].size for name in wrong) / self.dimension
-        names = ", ".join(wrong[:6]) + (", ..." if len(wrong) > 6 else "")
+        names = _listed(wrong)
         fix = (
             "--order.signal forward covers any model, --order.signal batch --order.group SIZE uses gradients of groups"
         )
@@ -161,6 +197,10 @@ class Coverage:
                 names,
                 fix,
             )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
 
 
 def _norm(p: nn.Parameter) -> float:

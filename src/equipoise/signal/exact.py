@@ -76,7 +76,9 @@ class Exact(Signal):
             yield
         layers = self._factors(calls, fused, examples)
         if coverage.asks:
-            wrong = coverage.check(layers, whole, earlier, examples, self._precision(calls, fused))
+            wrong = coverage.check(
+                layers, [*self.rules, *self.fused], whole, earlier, examples, self._precision(calls, fused)
+            )
             coverage.report(wrong, self.context.rank)
             if wrong:
                 self.spans = coverage.spans

@@ -54,6 +54,15 @@ class ModelCall:
     def mix(self, gradient: torch.Tensor) -> None:
         self.mixed = True
 
+    def inputs_of(self, index: torch.Tensor) -> tuple[Any, Any]:
+        """The inputs of some examples."""
+
+        def part(value: Any) -> Any:
+            is_batch = isinstance(value, torch.Tensor) and value.ndim and len(value) == self.examples
+            return value[index] if is_batch else value
+
+        return tree_map(part, self.args), tree_map(part, self.kwargs)
+
 
 class ReplayView(GradientView):
     """Gradients in memory (`rows`), then those of calls of the model that can be repeated with the same weights.
@@ -142,14 +151,10 @@ class ReplayView(GradientView):
                 continue
             index = torch.tensor(chosen, device=vector.device)
             chosen_weights = torch.tensor([scaled[i] for i in chosen], dtype=self.dtype, device=vector.device)
-
-            def subset(value: Any, index: torch.Tensor = index, call: ModelCall = call) -> Any:
-                is_batch = isinstance(value, torch.Tensor) and value.ndim and len(value) == call.examples
-                return value[index] if is_batch and not call.random else value
-
+            args, kwargs = (call.args, call.kwargs) if call.random else call.inputs_of(index)
             with repeating(self.model, call):
                 leaves = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
-                outputs = tree_leaves(self._run(leaves, tree_map(subset, call.args), tree_map(subset, call.kwargs)))
+                outputs = tree_leaves(self._run(leaves, args, kwargs))
             trained = [(y, b[index]) for y, b in zip(outputs, call.b, strict=True) if b is not None]
             seeds = [b * chosen_weights.to(b.dtype).view(-1, *[1] * (b.ndim - 1)) for _, b in trained]
             gradients = torch.autograd.grad([y for y, _ in trained], list(leaves.values()), seeds, allow_unused=True)
@@ -158,6 +163,12 @@ class ReplayView(GradientView):
                 if gradient is not None:
                     vector[offset : offset + p.numel()] += gradient.detach().reshape(-1)
                 offset += p.numel()
+
+    @torch.enable_grad()
+    def outputs_of(self, call: ModelCall, index: torch.Tensor) -> list[Any]:
+        """The outputs for some of the examples."""
+        with repeating(self.model, call):
+            return tree_leaves(self._run({}, *call.inputs_of(index)))
 
     def _run(self, weights: dict[str, torch.Tensor], args: Any, kwargs: Any) -> Any:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
