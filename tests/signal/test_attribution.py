@@ -13,6 +13,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.comm.current import current_comm
 from equipoise.core.context import Context
+from equipoise.core.errors import UserError
 from equipoise.signal.factor_view import FactorView
 
 from . import models
@@ -426,6 +427,33 @@ def test_a_penalty_in_the_loss_belongs_to_no_example(
                 torch.testing.assert_close(view.vector(torch.ones(6).double()), rows.sum(0), rtol=1e-9, atol=1e-11)
                 assert bool(view.summed) == (number < begins)
     assert not caplog.records
+
+
+def penalised(model: Language, names: list[str], begins: int) -> None:
+    """Passes of a model that returns its loss: of such a model only sums can be compared, which contain a penalty."""
+    signal, x = fresh(), torch.randint(11, (EXAMPLES, 5))
+    for number in range(4):
+        model.zero_grad()
+        with signal.watching(model, EXAMPLES):
+            terms = torch.stack([model.get_parameter(name).add(1).pow(2).sum() for name in names])
+            (model(x) + (terms.sum() if number >= begins else 0.0)).backward()
+
+
+@pytest.mark.parametrize("begins", [0, 3])
+def test_a_penalty_that_leaves_no_gradient_is_refused(begins: int) -> None:
+    """The order would go on with zeros."""
+    torch.manual_seed(0)
+    model = Language("loss").double()
+    del model.idle
+    with pytest.raises(UserError, match=r"such as a penalty: --order"):
+        penalised(model, [name for name, _ in model.named_parameters()], begins)
+
+
+def test_a_penalty_on_some_of_the_parameters_is_named_as_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        penalised(Language("loss").double(), ["head.weight"], 3)
+    assert "such as a penalty" in next(r.getMessage() for r in caplog.records if "(head.weight)" in r.getMessage())
 
 
 def test_one_penalised_layer_makes_all_gradients_suspect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ class Coverage:
         self.unverified: dict[str, float] = dict(saved["unverified"])  # negligible at the last check: norms then
         self.unchecked: list[str] = []  # whose examples could not be told apart; until this is said
         self.said = False
+        self.summed = False  # did the last check compare sums, in which a penalty counts?
         self.planned = False  # is the pass in progress one of those that are always checked?
 
     def state(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class Coverage:
         eps: the precision of the coarsest factors.
         """
         self.checks += 1
+        self.summed = False
         view = FactorView(layers, self.one.new_ones(examples), self.dimension)
         used = [name for name in self.parameters if name not in (*self.without, *self.muted)]
         wrong, small = self._compare_examples(view, calls, used, eps)
@@ -98,6 +100,7 @@ class Coverage:
         if unusable or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
             if earlier is None:
                 return []
+            self.summed = True
             ones = self.one.new_ones(examples)
             wrong, small = self._compare(view.vector(ones), self._sum_since(earlier), dict.fromkeys(used, 0.0))
             wrong = [name for name in used if name in wrong or name in turned]
@@ -184,17 +187,18 @@ class Coverage:
         fix = (
             "--order.signal forward covers any model, --order.signal batch --order.group SIZE uses gradients of groups"
         )
-        if len(self.without) == len(self.parameters):
+        if len({*self.without, *self.muted}) == len(self.parameters):
             raise UserError(
-                f"no parameter is in a layer with a rule ({names}), or the loss has a term that is no mean over "
-                f"examples: {fix}"
+                f"no parameter is left to order by ({names}): none is in a layer with a rule, or the loss has a term "
+                f"that is no mean over examples, such as a penalty: {fix}"
             )
         if rank == 0:
             logging.getLogger("equipoise").warning(
                 "the order ignores %.1f %% of the parameters (%s): no rule for their layer, or its input does not have "
-                "the examples first; %s",
+                "the examples first%s; %s",
                 100 * share,
                 names,
+                ", or the loss has a term that is no mean over examples, such as a penalty" if self.summed else "",
                 fix,
             )
 
