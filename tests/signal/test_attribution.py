@@ -456,14 +456,32 @@ def test_a_penalty_on_some_of_the_parameters_is_named_as_a_reason(caplog: pytest
     assert "such as a penalty" in next(r.getMessage() for r in caplog.records if "(head.weight)" in r.getMessage())
 
 
-def test_one_penalised_layer_makes_all_gradients_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Views after the first one look at one layer each: what was found once must not be forgotten."""
+@pytest.mark.parametrize("layer", [0, 2, 4])
+def test_one_penalised_layer_makes_all_gradients_suspect(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the view in which it begins, and from then on."""
+    monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
+    torch.manual_seed(3)
+    layers = [nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)]
+    model, inputs = nn.Sequential(*layers).double(), torch.randn(6, 7).double()
+    for begins in (0, 1, 2, 3):
+        signal = fresh()
+        for number in range(5):
+            model.zero_grad()
+            with signal.watching(model, 6):
+                penalty = 0.5 * model.get_parameter(f"{layer}.weight").pow(2).sum() if number >= begins else 0.0
+                (models.loss(model(inputs)) + penalty).backward()
+            assert bool(signal.view().summed) == (number < begins)
+
+
+@pytest.mark.parametrize("row", range(9))
+def test_one_penalised_row_is_found_when_it_is_its_turn(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.signal.factor_view._CALL", 0)  # layers of this size would be materialized
     torch.manual_seed(3)
     model, inputs = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double(), torch.randn(6, 7).double()
-    signal = fresh()
-    for _ in range(4):
+    signal, penalised = fresh(), model.get_parameter("0.weight")
+    for _ in range(9):  # as many as rows
         model.zero_grad()
         with signal.watching(model, 6):
-            (models.loss(model(inputs)) + 0.5 * model[2].weight.pow(2).sum()).backward()
-        assert not signal.view().summed
+            (models.loss(model(inputs)) + 0.5 * penalised[row].pow(2).sum()).backward()
+        view = signal.view()
+    assert not view.summed

@@ -171,12 +171,10 @@ def test_a_gradient_that_is_not_the_sum_of_the_examples_is_not_used(monkeypatch:
     with signal.watching(model, 6):  # on top of what is there
         models.loss(model(inputs)).backward()
     assert not signal.view().summed
-    for _ in range(9):  # the layers are checked in turn, every few views
-        model.zero_grad()
-        with signal.watching(model, 6):
-            (models.loss(model(inputs)) + 1e-6 * sum(p.pow(2).sum() for p in model.parameters())).backward()
-        view = signal.view()
-    assert not view.summed
+    model.zero_grad()
+    with signal.watching(model, 6):
+        (models.loss(model(inputs)) + 1e-6 * sum(p.pow(2).sum() for p in model.parameters())).backward()
+    assert not signal.view().summed
 
 
 def test_what_no_rule_covers_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -113,28 +113,27 @@ class Exact(Signal):
     def _summed(self, view: FactorView) -> dict[Span, torch.Tensor]:
         """The weights' gradients that are the sum over these examples and nothing else.
 
-        A penalty, a hook on the gradient or half precision would make S drift. So one row of one layer is recomputed
-        in every view, and of every layer in the first view; after a failure no gradient is trusted any more.
+        A penalty, a hook on the gradient or half precision would make S drift. So one row of every layer is
+        recomputed, another one in each view; after a failure no gradient is trusted any more.
         """
         linear = {f.weight: f for f in view.direct if isinstance(f, LinearFactors) and f.weight in self.trusted}
         gradients = {span: self.trusted[span].grad for span in linear}
         summed = {s: g.detach() for s, g in gradients.items() if s and g is not None and g.dtype == self.dtype}
         self.views += 1
-        known = list(summed)
-        checked = known if self.views == 1 else known[self.views % len(known) :][:1] if known else []
-        if not all(self._is_sum(summed[span], linear[span]) for span in checked):
+        rows = [tensor for span, gradient in summed.items() for tensor in self._row(gradient, linear[span])]
+        norms = numbers(*torch._foreach_norm(rows)) if rows else []
+        least = _ROUNDING * torch.finfo(self.dtype).eps
+        if any(apart > least * a * b for apart, a, b in zip(norms[::3], norms[1::3], norms[2::3], strict=True)):
             self.trusted = {}  # what changes one of them will change others
             return {}
         return summed
 
-    def _is_sum(self, gradient: torch.Tensor, factors: LinearFactors) -> bool:
-        """In the row whose turn it is."""
+    def _row(self, gradient: torch.Tensor, factors: LinearFactors) -> tuple[torch.Tensor, ...]:
+        """Of the row whose turn it is: the gradient without the sum over the examples, and the factors."""
         _, _, p, q = factors.shape
         row = self.views % q
         a, b = factors.inputs, factors.outputs[:, row]
-        error = torch.addmv(gradient.reshape(q, p)[row], a.T, b, alpha=-1)
-        apart, of_a, of_b = numbers(*(torch.linalg.vector_norm(tensor) for tensor in (error, a, b)))
-        return apart <= _ROUNDING * torch.finfo(self.dtype).eps * of_a * of_b
+        return torch.addmv(gradient.reshape(q, p)[row], a.T, b, alpha=-1), a, b
 
     def _lay_out(self, model: nn.Module) -> None:
         self.coverage = Coverage(model, self.saved)
