@@ -224,6 +224,26 @@ def test_what_was_right_in_the_first_pass_is_checked_again() -> None:
         assert ("layer.weight" in names_of(view, model)) == (number < 4)
 
 
+@pytest.mark.parametrize("begins", [1, 3])
+def test_a_resumed_run_leaves_out_what_it_left_out_before(begins: int, caplog: pytest.LogCaptureFixture) -> None:
+    """At once or later, and without a second word: the layers of a run stay the same."""
+    torch.manual_seed(3)
+    model, inputs, signal = Turning().double(), torch.randn(EXAMPLES, EXAMPLES, 4, dtype=torch.float64), fresh()
+    for number in range(1, 5):
+        model.turned = number >= begins
+        view = view_of(signal, model, inputs)
+    layers, resumed = [factors.spans() for factors in view.layers], fresh()
+    resumed.load_state_dict(signal.state_dict())
+    model.turned = False  # nothing is wrong any more
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="equipoise"):
+        for _ in range(5):  # the passes 5 to 9
+            view = view_of(resumed, model, inputs)
+            assert names_of(view, model) == {"head.weight", "head.bias"}
+            assert [factors.spans() for factors in view.layers] == layers
+    assert not caplog.records
+
+
 class SharedBias(nn.Module):
     """Two layers with one bias, or one layer twice whose weight is frozen."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from equipoise.core.context import Context, WorkerInfo
 from equipoise.core.errors import UserError
 from equipoise.signal import view_from_state
 from equipoise.signal.base import GradientView, Signal
+from equipoise.signal.rows import Rows
 
 from . import models
 
@@ -40,6 +43,30 @@ def test_a_projection_keeps_products_on_average(name: str) -> None:
         rows[:, -64:] = 0
     true = rows @ rows.T
     assert float((mean - true).norm() / true.norm()) < 0.25
+
+
+@pytest.mark.parametrize("name", ["unequal strides and dilations", "unequal the other way"])
+def test_the_sketch_of_a_convolution_without_its_projections_is_the_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Identities in their place: outputs in rows, inputs in columns, the bias in the last one."""
+    torch.manual_seed(3)
+    make, draw = models.CASES[name]
+    model, inputs = make(), draw(6)
+    weight = model.get_parameter("0.weight")
+    q, p = len(weight), weight[0].numel()
+    width = p + 1
+
+    def identity(sketch: Any, number: int, side: int, rows: int, like: torch.Tensor) -> torch.Tensor:
+        return torch.eye(width)[-1:] if side == 2 else torch.eye(rows, width)
+
+    monkeypatch.setattr("equipoise.signal.projection.KroneckerSketch.matrix", identity)
+    view = view_of(eq.signal.Projection(width=width), model, inputs)
+    assert isinstance(view, Rows)
+    rows = view.rows.view(6, width, width)[:, :q]
+    true = models.gradients(model, inputs)
+    torch.testing.assert_close(rows[:, :, :p].flatten(1), true[:, : q * p], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rows[:, :, p], true[:, q * p :], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["linear", "linear on tokens", "convolution", "embedding", "partly frozen"])
