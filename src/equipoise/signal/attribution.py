@@ -89,6 +89,13 @@ def one_fewer(
     return seen if trained else None
 
 
+def without_examples(model: nn.Module, calls: list[ModelCall], layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The layers whose input keeps its length without the last example. None where the model cannot run so."""
+    alone = calls and calls[0].examples == 1  # nothing would be left
+    seen = None if alone else one_fewer(model, dict(model.named_parameters()), calls, layers)
+    return [] if seen is None else [layer for layer, shorter in seen.layers.items() if not shorter]
+
+
 def _has(value: Any, examples: int) -> bool:
     return isinstance(value, torch.Tensor) and value.shape[:1] == (examples,)
 

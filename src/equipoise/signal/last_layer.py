@@ -11,8 +11,8 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..core.method import option
+from .attribution import without_examples
 from .base import SAMPLE, GradientView, Signal
-from .examples_first import layers_without_examples
 from .factor_view import FactorView, strategy_costs
 from .hooks import LayerCall, on_gradient, refuse_batch_norm
 from .layer_factors import LinearFactors, Span
@@ -59,7 +59,7 @@ class LastLayer(Signal):
         with model_calls(model, examples) as calls, LayerWatch(self, layers, examples):
             yield
         assert self.watch is not None
-        if layers_without_examples(model, calls, self.watch.modules):
+        if without_examples(model, calls, self.watch.modules):
             self.watch, self.passes = None, []
             raise UserError(_NOT_FIRST)
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..core.method import option
+from .attribution import without_examples
 from .base import Signal
 from .convolution import ConvolutionFactors
 from .count_sketch import CountSketch
-from .examples_first import layers_without_examples
 from .hooks import layer_calls, refuse_batch_norm
 from .layer_factors import EmbeddingFactors, ExampleGradients, LayerFactors, LinearFactors, Span, hashed_tokens
 from .layer_rules import ParameterSpans, idle, rule_of
@@ -61,7 +61,7 @@ class Projection(Signal):
             self.chosen = False
         with whole as repeatable, layer_calls(self.rules) as calls:
             yield
-        for module in layers_without_examples(model, repeatable, self.rules):
+        for module in without_examples(model, repeatable, self.rules):
             del self.rules[module]
         layers = [
             (call.module, factors)

@@ -91,7 +91,7 @@ class ReplayView(GradientView):
             start += p.numel()
         _load_jvp_rules()
         for call in self.calls:
-            with forward_ad.dual_level(), repeating(self.model, call):
+            with forward_ad.dual_level(), _repeating(self.model, call):
                 weights = {n: _make_dual(p.detach(), tangents[n]) for n, p in self.parameters.items()}
                 outputs = tree_leaves(self._run(weights, call.args, call.kwargs))
                 sums = self.rows.new_zeros(call.examples)
@@ -152,7 +152,7 @@ class ReplayView(GradientView):
             index = torch.tensor(chosen, device=vector.device)
             chosen_weights = torch.tensor([scaled[i] for i in chosen], dtype=self.dtype, device=vector.device)
             args, kwargs = (call.args, call.kwargs) if call.random else call.inputs_of(index)
-            with repeating(self.model, call):
+            with _repeating(self.model, call):
                 leaves = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
                 outputs = tree_leaves(self._run(leaves, args, kwargs))
             trained = [(y, b[index]) for y, b in zip(outputs, call.b, strict=True) if b is not None]
@@ -167,7 +167,7 @@ class ReplayView(GradientView):
     @torch.enable_grad()
     def outputs_of(self, call: ModelCall, index: torch.Tensor) -> list[Any]:
         """The outputs for some of the examples."""
-        with repeating(self.model, call):
+        with _repeating(self.model, call):
             return tree_leaves(self._run({}, *call.inputs_of(index)))
 
     def _run(self, weights: dict[str, torch.Tensor], args: Any, kwargs: Any) -> Any:
@@ -222,7 +222,7 @@ def random_states(model: nn.Module) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def repeating(model: nn.Module, call: ModelCall) -> Iterator[None]:
+def _repeating(model: nn.Module, call: ModelCall) -> Iterator[None]:
     """The random states of the call, and kernels that support forward mode."""
     device = next(model.parameters()).device
     kept = generator_states(device)
