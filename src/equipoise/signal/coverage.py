@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.device import numbers
 from ..core.errors import UserError
 from .attribution import drawn_weights, gradient_of, one_fewer
 from .factor_view import FactorView
@@ -134,18 +135,20 @@ class Coverage:
             found.update(wrong)
             # Every example is rounded on its own, so the error grows with the root of their number.
             unit = _ROUNDING * eps / view.items**0.5
-            rounding = {name: unit * float(truth[slice(*self.places[name])].norm()) for name in used}
+            sizes = numbers(*(truth[slice(*self.places[name])].norm() for name in used))
+            rounding = {name: unit * size for name, size in zip(used, sizes, strict=True)}
         return [name for name in used if name in found], [name for name in small if name not in found]
 
     def _compare(
         self, claimed: torch.Tensor, truth: torch.Tensor, rounding: dict[str, float]
     ) -> tuple[list[str], list[str]]:
         """The parameters in which two gradients differ, and those whose gradient is too small to tell."""
-        wrong, small, least = [], [], _NEGLIGIBLE * float(truth.norm())
-        for name, error in rounding.items():
-            place = slice(*self.places[name])
-            size = float(truth[place].norm())
-            if float((claimed[place] - truth[place]).norm()) > _TOLERANCE * size + least + error:
+        places, apart = [slice(*self.places[name]) for name in rounding], claimed - truth
+        # A device is waited for once.
+        whole, *norms = numbers(truth.norm(), *(part[place].norm() for place in places for part in (truth, apart)))
+        wrong, small, least = [], [], _NEGLIGIBLE * whole
+        for (name, error), size, difference in zip(rounding.items(), norms[::2], norms[1::2], strict=True):
+            if difference > _TOLERANCE * size + least + error:
                 wrong.append(name)
             elif size <= least + error:
                 small.append(name)
