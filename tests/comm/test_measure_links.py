@@ -56,6 +56,26 @@ def test_a_message_that_takes_no_time_gives_no_bandwidth(monkeypatch: pytest.Mon
     assert link == MeasuredLink(Link(math.inf, 1e-3), math.inf)
 
 
+def test_one_message_of_many_that_took_no_time_says_nothing() -> None:
+    samples = [Sample(bandwidth, 1e-3) for bandwidth in (1e9, 1.1e9, 0.9e9, 1e9, 1.2e9, 1e9)]
+    assert median_link([*samples, Sample(math.inf, 1e-3)]).link == Link(1e9, 1e-3)
+    assert median_link([*samples, Sample(math.inf, 1e-3)]).spread < 0.2
+    assert median_link([*samples[1:], *[Sample(math.inf, 1e-3)] * 2]).spread == math.inf
+
+
+def test_a_message_that_had_to_wait_is_not_taken_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a byte per nanosecond 0.2 s are 268 MB; the first message of each worker waits for a second."""
+    seen: list[int] = []
+
+    def timed(comm: Comm, peer: int, elements: int) -> float:
+        seen.append(comm.rank)
+        return 4e-9 * elements + (seen.count(comm.rank) == 1)
+
+    monkeypatch.setattr(module, "_time_exchange", timed)
+    monkeypatch.setattr(module, "_MOST", 1 << 30)
+    assert spawn(lambda comm: module._enough_bytes(comm, 1 - comm.rank), 2, virtual=True) == [1 << 28] * 2
+
+
 def test_latencies_that_make_no_difference_have_no_spread() -> None:
     assert median_link([Sample(1e9, latency) for latency in (1e-6, 3e-6, 9e-6)]).spread < 0.1
     assert median_link([Sample(1e9, latency) for latency in (1e-3, 3e-3, 9e-3)]).spread > 1.0
