@@ -25,16 +25,18 @@ import json
 import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import order_convergence
 import order_curves
-import order_joined
 import torch
+from torch import nn
 
 from equipoise.data import CIFAR10
 from equipoise.order import CDGraB, FlipFlop, Order, PairedReversal, Reshuffle
+from equipoise.reproduce.joined import Joined
 
 WORKERS, SEEDS = 4, 3
 EPOCHS = {
@@ -81,15 +83,34 @@ REGIMES = {
 }
 
 
-def curve(task: str, order: Order, lr: float, folder: Path, seed: int) -> order_joined.Curve:
-    """The training loss (convex: minus the optimum) after every epoch."""
+class Curve(NamedTuple):
+    losses: list[float]  # after every epoch; convex: minus the optimum
+    learned: int  # epochs that the order was learned from
+
+
+def curve(task: str, order: Order, lr: float, folder: Path, seed: int) -> Curve:
     if task == "convex":
         x, y = order_convergence.problem(str(folder) if list(folder.glob("*idx3*")) else None)
         best = order_convergence.optimum(x, y)
         points = order_convergence.curve(order, x, y, best, lr, seed, lambda done: len(done) >= EPOCHS[task])
-        return order_joined.Curve([gap for _, gap in points], 0)
+        return Curve([gap for _, gap in points], 0)
     of = REGIMES[task]
-    return order_joined.curve(of, of.load(folder, False), order, WORKERS, EPOCHS[task], lr, seed)
+    data = of.load(folder, False)
+    losses: list[float] = []
+    learned: list[bool] = []
+
+    def build() -> nn.Module:
+        torch.manual_seed(seed)
+        return of.model.build(data)
+
+    def after_epoch(model: nn.Module, learning: bool) -> None:
+        losses.append(order_curves.measure(of, model, data.train, of.measured)[0])
+        learned.append(learning)
+
+    sgd = partial(torch.optim.SGD, lr=lr, momentum=0.9, weight_decay=of.decay)
+    joined = Joined(build, of.loss, data.train, sgd, WORKERS, of.together // WORKERS)
+    joined.train(order, EPOCHS[task], seed, after_epoch)
+    return Curve(losses, sum(learned))
 
 
 def settled(values: list[float]) -> float:

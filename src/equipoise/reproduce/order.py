@@ -12,9 +12,12 @@ from torch import nn
 import equipoise as eq
 
 from ..core.context import Context, describe
+from ..order import Order
 from ..signal import Rows
-from .runs import images, mean
+from .joined import Joined
+from .runs import LOSS, Images, images, mean
 
+DEFAULT = "as by default here"
 # As in the paper: every epoch, by exact gradients.
 PUBLISHED: dict[str, Any] = {
     "CD-GraB": partial(eq.order.CDGraB, signal="exact"),
@@ -86,15 +89,19 @@ def _gap(order: Any, workers: int, examples: int, epochs: int, seed: int) -> flo
 def network(workers: int, epochs: int, lr: float, seeds: int, **of: Any) -> dict[str, float]:
     """LeNet, one image per step and worker: the final training loss."""
     data = images(**of)
-    orders = {"D-RR": eq.order.Reshuffle, **PUBLISHED}
-    losses: dict[str, float] = {}
-    for name, order in orders.items():
-        final = []
-        for seed in range(seeds):
-            run = data.train_with(
-                order=order(), workers=workers, epochs=epochs, batch=1, lr=lr, momentum=0.9, seed=seed, model="lenet"
-            )
-            final.append(data.training_loss(run.model))
-        losses[name] = mean(final)
-    ratios = {f"training loss, {name} / D-RR": losses[name] / losses["D-RR"] for name in ("CD-GraB", "ID-GraB")}
+    orders = {"D-RR": eq.order.Reshuffle, **PUBLISHED, f"CD-GraB {DEFAULT}": eq.order.CDGraB}
+    losses = {
+        name: mean(_network_loss(data, order(), workers, epochs, lr, seed) for seed in range(seeds))
+        for name, order in orders.items()
+    }
+    ratios = {f"training loss, {name} / D-RR": loss / losses["D-RR"] for name, loss in losses.items() if name != "D-RR"}
     return ratios | {f"training loss, {name}": loss for name, loss in losses.items()}
+
+
+def _network_loss(data: Images, order: Order, workers: int, epochs: int, lr: float, seed: int) -> float:
+    last: list[nn.Module] = []
+    joined = Joined(
+        partial(data.make, "lenet", seed), LOSS, data.data.train, partial(torch.optim.SGD, lr=lr, momentum=0.9), workers
+    )
+    joined.train(order, epochs, seed, lambda model, learned: last.append(model))
+    return data.training_loss(last[-1])

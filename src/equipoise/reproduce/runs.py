@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def mean(values: Iterable[float]) -> float:
 class Images:
     data: LoadedData
 
+    def make(self, model: str, seed: int, sized: dict[str, Any] | None = None) -> nn.Module:
+        """A network for these images; the seed decides its initial weights."""
+        torch.manual_seed(seed)
+        network: nn.Module = registry.get("model", model)(**(sized or {})).build(self.data)
+        return network
+
     def train_with(
         self,
         *,
@@ -40,16 +47,10 @@ class Images:
         **how: Any,
     ) -> eq.Run:
         """A run whose seed decides the initial weights; evaluated at its end only."""
-
-        def make() -> nn.Module:
-            torch.manual_seed(seed)
-            network: nn.Module = registry.get("model", model)(**(sized or {})).build(self.data)
-            return network
-
         nesterov = how.pop("nesterov", False)
         quiet = {"evaluate_every": 10**6, "log_every": 10**6, "checkpoint_every": 10**9}
         return eq.train(
-            make,
+            partial(self.make, model, seed, sized),
             LOSS,
             self.data.train,
             test=how.pop("test", self.data.test),
