@@ -271,6 +271,19 @@ def test_what_was_learned_survives_a_checkpoint(caplog: pytest.LogCaptureFixture
     assert len([r for r in caplog.records if "nothing to gain" in r.message]) == 1
 
 
+@pytest.mark.parametrize("method", [CDGraB, IDGraB])
+def test_who_balances_together_has_the_examples_of_all(method: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """24 directions for 32 examples are too many, for 4 times 32 they are not."""
+
+    def loop(comm: Any) -> None:
+        order = bound(method(), 32, comm)
+        visit(order, sphere(32, 24, seed=comm.rank), 0, 4)
+        order.epoch(1)
+
+    eq.spawn(loop, 4, virtual=True)
+    assert ("nothing to gain" in caplog.text) == (method is IDGraB)
+
+
 def test_options_that_need_signs_at_once_are_refused() -> None:
     for make in (lambda: GraB(levels=2, sweeps=2), lambda: CDGraB(coordinate="stale", sweeps=2)):
         with pytest.raises(UserError, match="sweeps = 1"):

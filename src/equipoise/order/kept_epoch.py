@@ -135,7 +135,6 @@ class KeptEpoch(Builder):
             kept = Kept(self.rows.detach().cpu()[torch.tensor(full, dtype=torch.int64)], self.steps[full])
         balanced = balance_on_rank_0(self.context.comm, kept, self._balance) if self.together else self._balance([kept])
         self.relative, self.dimension = balanced.herding, balanced.dimension
-        self.warned = warn_of_dimension(self.context, self.warned, self.dimension, self.context.worker.examples)
         self.every, self.sent = len(balanced.orders[0]), self.context.comm.ledger.bytes
         self.upcoming = np.array(full, dtype=np.int64)[balanced.orders[0]].tolist()
         self._place_next()
@@ -173,6 +172,8 @@ class KeptEpoch(Builder):
         sent = self.context.comm.ledger.bytes - self.sent
         epochs = partial(self._epochs, received=received, sent=sent)
         balanced = balance_kept(used, self.signature, self.sweeps, self._rule, epochs)
+        vectors = sum(len(kept.rows) for kept in used)
+        self.warned = warn_of_dimension(self.context, self.warned, balanced.dimension, vectors)
         orders, none = iter(balanced.orders), no_orders(len(balanced.orders[0]))
         return balanced._replace(orders=[next(orders) if len(kept.steps) else none for kept in workers])
 
