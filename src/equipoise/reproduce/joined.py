@@ -73,8 +73,8 @@ class Joined:
                     learning = _learning(worker.order)
                     steps = self._epoch([of_rank[rank] for rank in range(comm.size)])
                     # What the all-reduces of these steps would have sent: sketches must stay few in comparison.
-                    d = sum(p.numel() for p in worker.model.parameters())
-                    comm.ledger.record(0, steps * 8 * d * (comm.size - 1) // comm.size)
+                    messages, sent = worker.sync.cost(worker.flat.size, comm.rank, comm.size, due=True)
+                    comm.ledger.record(steps * messages, steps * sent)
                     after_epoch(worker.model, learning)
                 barrier(comm)
 
