@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, did_you_mean
+from ..core.progress_bar import shown
 from ..reproduce.base import SCALES, Claim, Outcome, check
 from ..reproduce.claims import CLAIMS, PAPERS
 from .parser import Parser
@@ -60,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(introduction(claim, arguments.scale), flush=True)
         else:
             print(f"{claim.name} ...", file=sys.stderr, flush=True)
-        outcomes.append(check(claim, arguments.scale, arguments.data_dir))
+        with shown():
+            outcomes.append(check(claim, arguments.scale, arguments.data_dir))
         if not arguments.json:
             print(conclusion(outcomes[-1]), flush=True)
     again = {outcome.claim.name for outcome in outcomes}

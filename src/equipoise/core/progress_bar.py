@@ -1,18 +1,21 @@
-"""A bar on stderr while a partition is computed, where somebody asked for it."""
+"""A bar on stderr during long work, where somebody asked for it."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
+from typing import TypeVar
+
+Part = TypeVar("Part")
 
 _wanted: ContextVar[bool] = ContextVar("wanted", default=False)
 
 
 @contextlib.contextmanager
 def shown(wanted: bool = True) -> Iterator[None]:
-    """Partitions computed inside show a bar (if they take long enough to be seen)."""
+    """Long work inside shows a bar; what is a part of other such work shows none of its own."""
     token = _wanted.set(wanted)
     try:
         yield
@@ -22,7 +25,7 @@ def shown(wanted: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives the function to call with the number of examples that have been assigned."""
+    """Gives the function to call with how many more of `total` are done."""
     if not _wanted.get() or not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -33,4 +36,13 @@ def bar(words: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (*words_and_bar, TextColumn("ETA"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(words, total=total)
-        yield lambda count: progress.advance(task, count)
+        with shown(False):
+            yield lambda count: progress.advance(task, count)
+
+
+def tracked(words: str, parts: Collection[Part]) -> Iterator[Part]:
+    """The parts of some long work, one after the other."""
+    with bar(words, len(parts)) as advance:
+        for part in parts:
+            yield part
+            advance(1)

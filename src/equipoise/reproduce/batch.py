@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import nn
 
 import equipoise as eq
 
+from ..core.progress_bar import tracked
 from ..loop.lr_schedule import LRSchedule
 from ..observe.events import read_events
 from .runs import images, mean
@@ -66,8 +68,10 @@ def quality(epochs: int, small: int, large: int, lr: float, seeds: int, model: s
     accuracy, rounds = {}, {}
     how: dict[str, Any] = {"workers": 4, "epochs": epochs, "period": 4, "lr": lr, "momentum": 0.9, "model": model}
     how["scheduler"] = partial(LRSchedule, kind="cosine", warmup=0.1)
-    for name, rule in rules.items():
-        runs = [data.train_with(batch=rule, seed=seed, **how).result for seed in range(seeds)]
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in rules}
+    for name, seed in tracked("runs", [*itertools.product(rules, range(seeds))]):
+        results[name].append(data.train_with(batch=rules[name], seed=seed, **how).result)
+    for name, runs in results.items():
         accuracy[name] = 100 * mean(run["models"]["mean"]["accuracy"] for run in runs)
         rounds[name] = mean(run["rounds"] for run in runs)
     quantities: dict[str, float] = {}

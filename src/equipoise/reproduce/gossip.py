@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 import equipoise as eq
 
 from ..core.errors import NonFinite
+from ..core.progress_bar import bar, tracked
 from ..sync.accelerated import FITTED, GossipPlan, etas, polynomial
 from ..topology.base import Topology
 from .runs import images, mean
@@ -72,16 +74,15 @@ def rounds(rings: tuple[int, int], most: int, target: float) -> dict[str, float]
     }
     few, many = rings
     counts: dict[str, dict[int, float]] = {name: {} for name in methods}
-    for n in rings:
+    for n, (name, sync) in tracked("methods", [*itertools.product(rings, methods.items())]):
         problem = Quadratics(n)
         each = {DEFAULT: GossipPlan.make(eq.topology.Ring().on(n), FITTED, None, "DeTAG").rounds}
-        for name, sync in methods.items():
-            of_step = each.get(name, 1)
-            tries = [
-                problem.solve(sync(), max(1, most // of_step), part / problem.smoothness, target)
-                for part in (0.7, 0.3, 0.1)
-            ]
-            counts[name][n] = of_step * min(len(t) if t[-1] <= target else math.inf for t in tries)
+        of_step = each.get(name, 1)
+        tries = [
+            problem.solve(sync(), max(1, most // of_step), part / problem.smoothness, target)
+            for part in (0.7, 0.3, 0.1)
+        ]
+        counts[name][n] = of_step * min(len(t) if t[-1] <= target else math.inf for t in tries)
     growth = {f"{name}, rounds on a ring of {many} / of {few}": row[many] / row[few] for name, row in counts.items()}
     return growth | {f"{name}, rounds on a ring of {many}": row[many] for name, row in counts.items()}
 
@@ -139,19 +140,22 @@ def unshuffled(
     }
     losses: dict[str, float] = {}
     own: dict[str, float] = {}
-    for name, sync in methods.items():
 
-        def ends(lr: float, seed: int, sync: Any = sync) -> tuple[float, float]:
-            how: dict[str, Any] = {"workers": workers, "steps": steps, "batch": batch, "model": model}
-            try:
-                run = data.train_with(sync=sync, partition=eq.partition.Sorted(), lr=lr, seed=seed, **how)
-            except NonFinite:
-                return math.inf, math.inf
-            return run.result["models"]["mean"]["loss"], run.result["models"]["local"]["loss"]
+    def ends(sync: Any, lr: float, seed: int) -> tuple[float, float]:
+        how: dict[str, Any] = {"workers": workers, "steps": steps, "batch": batch, "model": model}
+        try:
+            run = data.train_with(sync=sync, partition=eq.partition.Sorted(), lr=lr, seed=seed, **how)
+        except NonFinite:
+            return math.inf, math.inf
+        finally:
+            advance(1)
+        return run.result["models"]["mean"]["loss"], run.result["models"]["local"]["loss"]
 
-        first, lr = min((ends(lr, 0), lr) for lr in rates)
-        rows = [first, *(ends(lr, seed) for seed in range(1, seeds))]
-        losses[name], own[name] = mean(row[0] for row in rows), mean(row[1] for row in rows)
+    with bar("runs", len(methods) * (len(rates) + seeds - 1)) as advance:
+        for name, sync in methods.items():
+            first, lr = min((ends(sync, lr, 0), lr) for lr in rates)
+            rows = [first, *(ends(sync, lr, seed) for seed in range(1, seeds))]
+            losses[name], own[name] = mean(row[0] for row in rows), mean(row[1] for row in rows)
     rival = min(losses[name] for name in ("D-PSGD", "D2", "DSGT"))
     lead: dict[str, float] = {}
     for name in (PAPER, DEFAULT):

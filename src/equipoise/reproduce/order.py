@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 import equipoise as eq
 
 from ..core.context import Context, describe
+from ..core.progress_bar import bar, tracked
 from ..order import Order
 from ..signal import Rows
 from .joined import Joined
@@ -31,7 +33,7 @@ def herding(workers: tuple[int, int], vectors: int, dimension: int, rounds: int)
     orders = {**PUBLISHED, "random": eq.order.Reshuffle}
     drawn = torch.randn(vectors, dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     drawn /= drawn.norm(dim=1, keepdim=True)
-    for name, order in orders.items():
+    for name, order in tracked("orders", orders.items()):
         bounds[name] = {w: _bound(order, drawn.chunk(w), rounds) for w in workers}
     few, many = workers
     grown = {f"{name}, bound at {many} workers / at {few}": row[many] / row[few] for name, row in bounds.items()}
@@ -59,7 +61,8 @@ def convex(workers: int, examples: int, epochs: int, seeds: int) -> dict[str, fl
     """Least squares, one example per step and worker: the gap to the optimum with a constant learning rate."""
     orders = {"D-RR": eq.order.Reshuffle, **PUBLISHED}
     gaps = {
-        name: mean(_gap(order, workers, examples, epochs, s) for s in range(seeds)) for name, order in orders.items()
+        name: mean(_gap(order, workers, examples, epochs, s) for s in range(seeds))
+        for name, order in tracked("orders", orders.items())
     }
     return {f"gap of the loss, {name} / D-RR": gaps[name] / gaps["D-RR"] for name in ("CD-GraB", "ID-GraB")}
 
@@ -90,18 +93,26 @@ def network(workers: int, epochs: int, lr: float, seeds: int, **of: Any) -> dict
     """LeNet, one image per step and worker: the final training loss."""
     data = images(**of)
     orders = {"D-RR": eq.order.Reshuffle, **PUBLISHED, f"CD-GraB {DEFAULT}": eq.order.CDGraB}
-    losses = {
-        name: mean(_network_loss(data, order(), workers, epochs, lr, seed) for seed in range(seeds))
-        for name, order in orders.items()
-    }
+    with bar("epochs", len(orders) * seeds * epochs) as advance:
+        losses = {
+            name: mean(_network_loss(data, order(), workers, epochs, lr, seed, advance) for seed in range(seeds))
+            for name, order in orders.items()
+        }
     ratios = {f"training loss, {name} / D-RR": loss / losses["D-RR"] for name, loss in losses.items() if name != "D-RR"}
     return ratios | {f"training loss, {name}": loss for name, loss in losses.items()}
 
 
-def _network_loss(data: Images, order: Order, workers: int, epochs: int, lr: float, seed: int) -> float:
+def _network_loss(
+    data: Images, order: Order, workers: int, epochs: int, lr: float, seed: int, advance: Callable[[int], None]
+) -> float:
     last: list[nn.Module] = []
+
+    def after_epoch(model: nn.Module, learned: bool) -> None:
+        last.append(model)
+        advance(1)
+
     joined = Joined(
         partial(data.make, "lenet", seed), LOSS, data.data.train, partial(torch.optim.SGD, lr=lr, momentum=0.9), workers
     )
-    joined.train(order, epochs, seed, lambda model, learned: last.append(model))
+    joined.train(order, epochs, seed, after_epoch)
     return data.training_loss(last[-1])

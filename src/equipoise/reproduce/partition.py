@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import equipoise as eq
 
+from ..core.progress_bar import tracked
 from ..data.source import Source
 from ..data.view import DatasetView
 from ..partition.study import study
@@ -97,14 +99,11 @@ def saved(epochs: int, seeds: int, model: str, **of: Any) -> dict[str, float]:
         ("herding", 2): herding,
     }
     curves: dict[tuple[str, int], list[list[tuple[float, float]]]] = {case: [] for case in cases}
-    for seed in range(seeds):
-        for case, partition in cases.items():
-            sync = eq.sync.DPSGD(eq.topology.Edges(links=LINKS), combine="before")
-            how: dict[str, Any] = {"workers": 8, "epochs": epochs, "batch": 16, "lr": 0.1, "model": model, "seed": seed}
-            run = data.curve(
-                "simulated_seconds", partition=partition, sync=sync, period=case[1], cluster=cluster, **how
-            )
-            curves[case].append(run)
+    for seed, (case, partition) in tracked("runs", [*itertools.product(range(seeds), cases.items())]):
+        sync = eq.sync.DPSGD(eq.topology.Edges(links=LINKS), combine="before")
+        how: dict[str, Any] = {"workers": 8, "epochs": epochs, "batch": 16, "lr": 0.1, "model": model, "seed": seed}
+        run = data.curve("simulated_seconds", partition=partition, sync=sync, period=case[1], cluster=cluster, **how)
+        curves[case].append(run)
     target = max(curve[-1][1] for of_case in curves.values() for curve in of_case)
     times = {case: mean(time_to(curve, target) for curve in of_case) for case, of_case in curves.items()}
 
