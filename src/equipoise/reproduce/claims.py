@@ -62,7 +62,7 @@ CLAIMS = (
         "order:network",
         (Expect("training loss, CD-GraB / D-RR", high=0.97),),
         {"workers": 4, "epochs": 6, "lr": 0.005, "seeds": 1, "limit": 1000},
-        {"data": "cifar10", "limit": None, "workers": 64, "epochs": 100, "lr": 1e-3},
+        {"data": "cifar10", "limit": None, "workers": 64, "epochs": 100, "lr": 1e-3, "independent": False},
         variants=(Expect("training loss, CD-GraB as by default here / D-RR", high=0.97),),
         hours=1.5,
     ),

@@ -89,10 +89,12 @@ def _gap(order: Any, workers: int, examples: int, epochs: int, seed: int) -> flo
         return float(((run.model(x) - y) ** 2).mean() - ((x @ best - y) ** 2).mean())
 
 
-def network(workers: int, epochs: int, lr: float, seeds: int, **of: Any) -> dict[str, float]:
-    """LeNet, one image per step and worker: the final training loss."""
+def network(workers: int, epochs: int, lr: float, seeds: int, independent: bool = True, **of: Any) -> dict[str, float]:
+    """LeNet, one image per step and worker: the final training loss. independent: also of ID-GraB."""
     data = images(**of)
     orders = {"D-RR": eq.order.Reshuffle, **PUBLISHED, f"CD-GraB {DEFAULT}": eq.order.CDGraB}
+    if not independent:
+        del orders["ID-GraB"]
     with bar("epochs", len(orders) * seeds * epochs) as advance:
         losses = {
             name: mean(_network_loss(data, order(), workers, epochs, lr, seed, advance) for seed in range(seeds))
