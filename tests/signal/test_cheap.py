@@ -310,6 +310,31 @@ def test_a_sketch_leaves_out_layers_with_the_tokens_first(kind: str) -> None:
     assert float(bound.view().rows.norm()) > 0
 
 
+class Squeezed(nn.Module):
+    """Takes away the dimensions of one number, which is that of the examples too where there is a single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.convolution(x).mean((2, 3), keepdim=True).squeeze())
+
+
+def test_two_examples_are_not_taken_for_tokens_where_one_would_be_squeezed() -> None:
+    torch.manual_seed(3)
+    model, inputs = Squeezed(), torch.randn(2, 1, 5, 5)
+    projection, exact = (
+        each.bind(Context(current_comm(), worker=WorkerInfo())) for each in (eq.signal.Projection(), eq.signal.Exact())
+    )
+    for bound in (projection, exact, eq.signal.LastLayer().bind(Context(current_comm(), worker=WorkerInfo()))):
+        with bound.watching(model, 2):
+            models.loss(model(inputs)).backward()
+        assert bound.view().items == 2
+    assert model.head in projection.rules
+    assert not exact.coverage.without
+
+
 def test_a_model_that_runs_on_no_other_number_of_examples_is_taken_as_it_is() -> None:
     """And the random numbers are those of a run without the check."""
     torch.manual_seed(3)
