@@ -292,6 +292,18 @@ def test_statistics_of_unequal_blocks_are_those_of_the_data(
         assert norm.running_var.item() == pytest.approx(x.var(correction=0).item(), rel=1e-2)
 
 
+def test_statistics_of_a_sorted_block_contain_the_variance_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of two classes with means 4 and 0, in parts of 20."""
+    monkeypatch.setattr(module, "_CHUNK", 20)
+    noise = 0.01 * torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+    x = noise + 4.0 * (torch.arange(200)[:, None] < 100)
+    how = {"partition": eq.partition.Contiguous(), "batch": 20, "epochs": 1, "buffers": "recompute"}
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    norm = eq.train(model, mse_loss, (x, torch.zeros(200, 1)), optimizer=adam, **how).model[0]
+    assert norm.running_mean.item() == pytest.approx(x.mean().item(), rel=1e-5)
+    assert norm.running_var.item() == pytest.approx(x.var().item(), rel=0.05)
+
+
 @pytest.mark.parametrize(("examples", "chunk"), [(52, 512), (52, 13), (41, 20)])
 def test_recompute_is_the_statistics_of_the_training_data(
     examples: int, chunk: int, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +317,8 @@ def test_recompute_is_the_statistics_of_the_training_data(
     how = {"steps": 4, "batch": 8, "buffers": "recompute", "partition": eq.partition.Contiguous()}
     run = eq.train(with_norm(), cross_entropy, data, optimizer=adam, **how)
     with torch.no_grad():
-        parts = [run.model[0](part) for part in torch.tensor_split(data[0], -(-examples // chunk))]
+        shuffled = data[0][np.random.default_rng(0).permutation(examples)]
+        parts = [run.model[0](part) for part in torch.tensor_split(shuffled, -(-examples // chunk))]
     mean = sum(p.mean(0) for p in parts) / len(parts)
     variance = sum(p.var(0) for p in parts) / len(parts)
     assert torch.allclose(run.model[1].running_mean, mean, rtol=1e-5, atol=1e-6)
