@@ -292,6 +292,27 @@ def test_statistics_of_unequal_blocks_are_those_of_the_data(
         assert norm.running_var.item() == pytest.approx(x.var(correction=0).item(), rel=1e-2)
 
 
+class Constant(nn.Module):
+    """A buffer that nothing changes, such as a table of positions."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, dtype=torch.bfloat16)
+        self.register_buffer("table", torch.linspace(0.1, 3.0, 50).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.bfloat16()).float()
+
+
+def test_half_precision_buffers_that_are_the_same_everywhere_stay_so() -> None:
+    """By parts of 3, 5 and 7 of 15, whose products bfloat16 rounds."""
+    how = {"partition": eq.partition.IID(speeds=[3, 5, 7]), "batch": 4, "epochs": 20, "buffers": "average"}
+    run = eq.train(Constant, mse_loss, (torch.randn(45, 1), torch.zeros(45, 1)), workers=3, **how)
+    assert torch.equal(run.model.table, Constant().table)
+
+
 def test_statistics_of_a_sorted_block_contain_the_variance_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of two classes with means 4 and 0, in parts of 20."""
     monkeypatch.setattr(module, "_CHUNK", 20)
