@@ -343,20 +343,22 @@ def test_a_sketch_leaves_out_layers_with_the_tokens_first(kind: str, examples: i
 
 
 class Positions(nn.Module):
-    """A table of positions, which has no examples, in front of the layers that have."""
+    """A table of positions and a map of one vector, which have no examples, in front of the layers that have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.position, self.token, self.head = nn.Embedding(9, 8), nn.Embedding(11, 8), nn.Linear(8, 9)
+        self.query, self.map = nn.Parameter(torch.ones(1, 8)), nn.Linear(8, 8)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.token(tokens) + self.position(torch.arange(tokens.shape[1]))))
+        common = self.position(torch.arange(tokens.shape[1])) + self.map(self.query)
+        return self.head(torch.tanh(self.token(tokens) + common))
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "count"])
 @pytest.mark.parametrize("examples", [2, 3, 4])
 def test_a_sketch_does_not_depend_on_the_batch_of_the_first_pass(kind: str, examples: int) -> None:
-    """Workers with batches of other sizes compare their sketches. A single example has no other to be taken for."""
+    """Workers with batches of other sizes compare their sketches."""
     torch.manual_seed(3)
     model, inputs = Positions(), torch.randint(11, (examples, 3))
     alone = [view_of(eq.signal.Projection(kind=kind), model, one[None]).vectors(torch.eye(1)) for one in inputs]
@@ -373,6 +375,22 @@ class Squeezed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.convolution(x).mean((2, 3), keepdim=True).squeeze())
+
+
+class Slots(nn.Module):
+    """As many rows as there are examples, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots, self.inside = nn.Parameter(torch.ones(6, 4)), TurnedLayer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x + self.slots[: len(x), None])
+
+
+def test_a_model_with_room_for_its_batch_and_no_more_is_checked() -> None:
+    with pytest.raises(UserError, match="no linear layer with the examples first"):
+        view_of(eq.signal.LastLayer(sketched=True), Slots(), torch.randn(6, 6, 4))
 
 
 def test_two_examples_are_not_taken_for_tokens_where_one_would_be_squeezed() -> None:

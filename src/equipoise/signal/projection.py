@@ -65,7 +65,7 @@ class Projection(Signal):
         layers = [
             (call.module, factors)
             for call in calls
-            if (examples == 1 or call.module not in self.turned)
+            if call.module not in self.turned
             and len(call.a) == examples == call.shape[0]
             and (factors := call.factors(*self.rules[call.module], torch.float32)) is not None
         ]
