@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Repeats:
     """Keep the gradient and the buffers of a step as they are while the loop is at such a batch.
 
-    A loader may be ahead of the loop. Where the loop calls its model equally often for every batch, the forward passes
-    since the last step tell which one it is at.
+    A step of nothing else leaves the buffers as the guard kept them. Where there are others before them, forward passes
+    tell when the first one begins: a loader may be ahead of the loop, which calls its model equally often for every
+    batch.
     """
 
     def __init__(self, loop: attach):
