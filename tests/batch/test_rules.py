@@ -268,7 +268,7 @@ def test_sizes_follow_speeds_and_do_not_creep() -> None:
         assert feed(rule, estimated(1e-9, 1.0)) == first, "rounding up must not add up"
     grown = feed(rule, estimated(0.64 * 158, 1.0))
     assert grown == [20, 20, 40, 78]
-    assert feed(rule, estimated(1e9, 1.0)) == [51, 51, 100, 100], "the fastest reach the cap first"
+    assert feed(rule, estimated(1e9, 1.0)) == [26, 26, 52, 100], "at the cap of the fastest all stop growing"
     with pytest.raises(UserError, match="one per worker"):
         bound(eq.batch.NormTest(speeds=[1, 2]))
     with pytest.raises(UserError, match="measured"):

@@ -232,6 +232,75 @@ def test_a_worker_that_runs_dry_within_a_step_takes_that_of_train(passes: int, a
         torch.testing.assert_close(got[name], value.detach())
 
 
+def dry_from_the_second_step(folder: Path) -> tuple[TensorDataset, Any]:
+    """Worker 1 has an example for the first of four steps."""
+    path = folder / "blocks.json"
+    path.write_text(json.dumps({"blocks": [list(range(16)), [16]]}))
+    return TensorDataset(toy.INPUTS[:17], toy.TARGETS[:17]), eq.partition.FromFile(path=str(path))
+
+
+def test_a_resumed_worker_that_has_run_dry_keeps_its_buffers(tmp_path: Path) -> None:
+    data, partition = dry_from_the_second_step(tmp_path)
+
+    def loop(comm: Any, stop: int) -> float:
+        net = nn.Sequential(Counting(), nn.Linear(8, 4))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+        sampler = eq.Sampler(data, partition=partition, batch=4)
+        with eq.attach(net, optimizer, sampler=sampler, log=tmp_path / "run") as together:
+            together.resume()
+            for x, y in DataLoader(data, batch_sampler=sampler):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x), y).backward()
+                optimizer.step()
+                if together.clock.step == stop:
+                    break
+            together.checkpoint()
+        return net.state_dict()["0.examples"].item()
+
+    for stop in (1, 2, 3, 4):
+        assert eq.spawn(lambda comm, stop=stop: loop(comm, stop), 2, virtual=True) == [4 * stop, 1]
+
+
+def test_an_overflow_leaves_the_buffers_of_a_worker_that_has_run_dry(tmp_path: Path) -> None:
+    """In the last step, after which no other one of the epoch would put them back."""
+    data, partition = dry_from_the_second_step(tmp_path)
+
+    def loop(comm: Any) -> float:
+        net = nn.Sequential(Counting(), nn.Linear(8, 4))
+        optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.2), torch.amp.GradScaler("cpu", init_scale=64.0)
+        sampler = eq.Sampler(data, partition=partition, batch=4)
+        with eq.attach(net, optimizer, sampler=sampler, scaler=scaler):
+            for number, (x, y) in enumerate(DataLoader(data, batch_sampler=sampler)):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(net(x), y)
+                scaler.scale(loss * (torch.inf if number == 3 and comm.rank == 0 else 1.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return net.state_dict()["0.examples"].item()
+
+    assert eq.spawn(loop, 2, virtual=True) == [16, 1]
+
+
+def test_a_block_that_is_entered_again_knows_batches_that_are_given_again(tmp_path: Path) -> None:
+    data, partition = dry_from_the_second_step(tmp_path)
+
+    def loop(comm: Any) -> float:
+        net = nn.Sequential(Counting(), nn.Linear(8, 4))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+        sampler = eq.Sampler(data, partition=partition, batch=4)
+        together = eq.attach(net, optimizer, sampler=sampler, accumulate=2)
+        for _ in range(2):
+            with together:
+                for number, (x, y) in enumerate(DataLoader(data, batch_sampler=sampler)):
+                    nn.functional.cross_entropy(net(x), y).div(2).backward()
+                    if number % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        return net.state_dict()["0.examples"].item()
+
+    assert eq.spawn(loop, 2, virtual=True)[1] == 17, "worker 0's sixteen, which all receive on entering, and its own"
+
+
 CLUSTER = "[[workers]]\nspeed = 1.0\n[[workers]]\nspeed = 1.0\n[[workers]]\nspeed = 3.0\n"
 
 

@@ -292,6 +292,39 @@ def test_statistics_of_unequal_blocks_are_those_of_the_data(
         assert norm.running_var.item() == pytest.approx(x.var(correction=0).item(), rel=1e-2)
 
 
+class Constant(nn.Module):
+    """A buffer that nothing changes, such as a table of positions."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, dtype=torch.bfloat16)
+        self.register_buffer("table", torch.linspace(0.1, 3.0, 50).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.bfloat16()).float()
+
+
+def test_half_precision_buffers_that_are_the_same_everywhere_stay_so() -> None:
+    """By parts of 3, 5 and 7 of 15, whose products bfloat16 rounds."""
+    how = {"partition": eq.partition.IID(speeds=[3, 5, 7]), "batch": 4, "epochs": 20, "buffers": "average"}
+    run = eq.train(Constant, mse_loss, (torch.randn(45, 1), torch.zeros(45, 1)), workers=3, **how)
+    assert torch.equal(run.model.table, Constant().table)
+
+
+def test_statistics_of_a_sorted_block_contain_the_variance_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of two classes with means 4 and 0, in parts of 20."""
+    monkeypatch.setattr(module, "_CHUNK", 20)
+    noise = 0.01 * torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+    x = noise + 4.0 * (torch.arange(200)[:, None] < 100)
+    how = {"partition": eq.partition.Contiguous(), "batch": 20, "epochs": 1, "buffers": "recompute"}
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+    norm = eq.train(model, mse_loss, (x, torch.zeros(200, 1)), optimizer=adam, **how).model[0]
+    assert norm.running_mean.item() == pytest.approx(x.mean().item(), rel=1e-5)
+    assert norm.running_var.item() == pytest.approx(x.var().item(), rel=0.05)
+
+
 @pytest.mark.parametrize(("examples", "chunk"), [(52, 512), (52, 13), (41, 20)])
 def test_recompute_is_the_statistics_of_the_training_data(
     examples: int, chunk: int, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +338,8 @@ def test_recompute_is_the_statistics_of_the_training_data(
     how = {"steps": 4, "batch": 8, "buffers": "recompute", "partition": eq.partition.Contiguous()}
     run = eq.train(with_norm(), cross_entropy, data, optimizer=adam, **how)
     with torch.no_grad():
-        parts = [run.model[0](part) for part in torch.tensor_split(data[0], -(-examples // chunk))]
+        shuffled = data[0][np.random.default_rng(0).permutation(examples)]
+        parts = [run.model[0](part) for part in torch.tensor_split(shuffled, -(-examples // chunk))]
     mean = sum(p.mean(0) for p in parts) / len(parts)
     variance = sum(p.var(0) for p in parts) / len(parts)
     assert torch.allclose(run.model[1].running_mean, mean, rtol=1e-5, atol=1e-6)

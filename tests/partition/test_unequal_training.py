@@ -181,6 +181,34 @@ def test_other_errors_on_one_example_stay_what_they_are() -> None:
     assert not isinstance(caught.value, UserError)
 
 
+class Pooled(nn.Module):
+    """Gives its norm one row, however many examples there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(X.shape[1]).double(), nn.Linear(X.shape[1], 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x.mean(0, keepdim=True))).expand(len(x), 3)
+
+
+def test_one_row_of_many_examples_is_not_told_as_one_example() -> None:
+    def loop(comm: Any) -> None:
+        net = Pooled()
+        sampler = eq.Sampler(PART, batch=16)
+        with eq.attach(net, sgd(net.parameters()), sampler=sampler):
+            for rows in sampler:
+                nn.functional.cross_entropy(net(X[rows]), Y[rows]).backward()
+
+    for run in (
+        lambda: eq.train(Pooled, nn.CrossEntropyLoss(), PART, workers=2, steps=1, virtual=True, batch=16),
+        lambda: eq.spawn(loop, 2, virtual=True),
+    ):
+        with pytest.raises(Exception, match="more than 1 value per channel") as caught:
+            run()
+        assert "had one example" not in str(caught.value)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch", [12, eq.batch.NormTest(start=12, eta=math.inf), eq.batch.NoiseScale(start=12)])
 def test_batches_of_one_size_follow_unequal_blocks(batch: Any, drop_last: bool) -> None:

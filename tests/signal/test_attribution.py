@@ -82,9 +82,14 @@ class TokensFirst(nn.Module):
         return self.head(torch.tanh(self.turned(h)).transpose(0, 1)).mean(1)
 
 
+@pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("examples", [6, 16, 128])
-def test_the_mean_gradient_does_not_hide_a_wrong_part(examples: int) -> None:
-    """In large batches it is most of any sum over half of the examples."""
+def test_the_mean_gradient_does_not_hide_a_wrong_part(
+    examples: int, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In large batches it is most of any sum over half of the examples. Also of a model for one number of them."""
+    if not repeats:
+        monkeypatch.setattr("equipoise.signal.coverage.resized", lambda *args: None)
     for seed in range(4):
         torch.manual_seed(seed)
         model, inputs = TokensFirst().double(), torch.randn(examples, examples, 4, dtype=torch.float64)
@@ -108,6 +113,32 @@ def test_rounding_is_no_wrong_part(spread: float, autocast: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             view = view_of(signal, model, inputs)
         assert names_of(view, model) == {name for name, _ in model.named_parameters()}
+
+
+class HalfTable(nn.Module):
+    """A table in half precision, which only autocast multiplies by anything else."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(7, 6), nn.Linear(6, 3)
+        self.register_buffer("table", torch.randn(6, 6).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.first(x)).float() @ self.table)
+
+
+def test_a_pass_under_autocast_is_repeated_under_it() -> None:
+    """Though it is over when the gradients are there."""
+    torch.manual_seed(0)
+    model, signal = HalfTable(), fresh()
+    with signal.watching(model, 16):
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = model(torch.randn(16, 7))
+        models.loss(outputs).backward()
+    assert signal.coverage is not None
+    assert not signal.coverage.summed, "gradients of examples were compared"
 
 
 class Language(nn.Module):

@@ -294,20 +294,117 @@ def test_a_last_layer_with_the_tokens_first_is_refused(tokens: int, sketched: bo
     torch.manual_seed(3)
     inputs = torch.randint(11, (6, tokens))
     assert view_of(eq.signal.LastLayer(sketched=sketched), TimeFirst(last=False), inputs).items == 6
-    with pytest.raises(UserError, match="no last linear layer with the examples first"):
+    with pytest.raises(UserError, match="no linear layer with the examples first"):
         view_of(eq.signal.LastLayer(sketched=sketched), TimeFirst(last=True), inputs)
 
 
-@pytest.mark.parametrize("kind", ["kronecker", "count"])
-def test_a_sketch_leaves_out_layers_with_the_tokens_first(kind: str) -> None:
-    """Also where there are as many of them as examples."""
+def test_the_last_layer_is_the_last_one_with_the_examples_first() -> None:
+    """As with another number of tokens, where the shape tells."""
     torch.manual_seed(3)
-    model, inputs = TimeFirst(last=False), torch.randint(11, (6, 6))
+    first = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Embedding(11, 4), first, TurnedLayer())
+    rows = []
+    for tokens in (6, 5):
+        signal = eq.signal.LastLayer(sketched=True)
+        bound = signal.bind(Context(current_comm(), worker=WorkerInfo()))
+        with bound.watching(model, 6):
+            models.loss(model(torch.arange(6 * tokens).view(6, tokens) % 11)).backward()
+        assert bound.watch is not None
+        assert bound.watch.modules == [first]
+        rows.append(bound.view().rows)
+    assert rows[0].shape == rows[1].shape
+
+
+class TurnedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.layer(hidden.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "count"])
+@pytest.mark.parametrize("examples", [2, 6])
+def test_a_sketch_leaves_out_layers_with_the_tokens_first(kind: str, examples: int) -> None:
+    """Where there are as many tokens as examples, as where there are more: zeros in their columns."""
+    torch.manual_seed(3)
+    model, inputs = TimeFirst(last=False), torch.randint(11, (examples, examples))
     bound = eq.signal.Projection(kind=kind).bind(Context(current_comm(), worker=WorkerInfo()))
-    with bound.watching(model, 6):
+    with bound.watching(model, examples):
         models.loss(model(inputs)).backward()
-    assert list(bound.rules) == [model.embedding]
-    assert float(bound.view().rows.norm()) > 0
+    assert bound.turned == {model.inside}
+    rows = bound.view().rows
+    assert float(rows.norm()) > 0
+    if kind == "kronecker":
+        layers = list(bound.rules)
+        unused = rows.view(examples, len(layers), 64).abs().sum((0, 2)) == 0
+        assert [layer for layer, zero in zip(layers, unused, strict=True) if zero] == [model.inside]
+
+
+class Positions(nn.Module):
+    """A table of positions and a map of one vector, which have no examples, in front of the layers that have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position, self.token, self.head = nn.Embedding(9, 8), nn.Embedding(11, 8), nn.Linear(8, 9)
+        self.query, self.map = nn.Parameter(torch.ones(1, 8)), nn.Linear(8, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        common = self.position(torch.arange(tokens.shape[1])) + self.map(self.query)
+        return self.head(torch.tanh(self.token(tokens) + common))
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "count"])
+@pytest.mark.parametrize("examples", [2, 3, 4])
+def test_a_sketch_does_not_depend_on_the_batch_of_the_first_pass(kind: str, examples: int) -> None:
+    """Workers with batches of other sizes compare their sketches."""
+    torch.manual_seed(3)
+    model, inputs = Positions(), torch.randint(11, (examples, 3))
+    alone = [view_of(eq.signal.Projection(kind=kind), model, one[None]).vectors(torch.eye(1)) for one in inputs]
+    together = view_of(eq.signal.Projection(kind=kind), model, inputs).vectors(torch.eye(examples))
+    torch.testing.assert_close(torch.cat(alone), together)
+
+
+class Squeezed(nn.Module):
+    """Takes away the dimensions of one number, which is that of the examples too where there is a single one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.convolution(x).mean((2, 3), keepdim=True).squeeze())
+
+
+class Slots(nn.Module):
+    """As many rows as there are examples, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots, self.inside = nn.Parameter(torch.ones(6, 4)), TurnedLayer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x + self.slots[: len(x), None])
+
+
+def test_a_model_with_room_for_its_batch_and_no_more_is_checked() -> None:
+    with pytest.raises(UserError, match="no linear layer with the examples first"):
+        view_of(eq.signal.LastLayer(sketched=True), Slots(), torch.randn(6, 6, 4))
+
+
+def test_two_examples_are_not_taken_for_tokens_where_one_would_be_squeezed() -> None:
+    torch.manual_seed(3)
+    model, inputs = Squeezed(), torch.randn(2, 1, 5, 5)
+    projection, exact = (
+        each.bind(Context(current_comm(), worker=WorkerInfo())) for each in (eq.signal.Projection(), eq.signal.Exact())
+    )
+    for bound in (projection, exact, eq.signal.LastLayer().bind(Context(current_comm(), worker=WorkerInfo()))):
+        with bound.watching(model, 2):
+            models.loss(model(inputs)).backward()
+        assert bound.view().items == 2
+    assert not projection.turned
+    assert not exact.coverage.without
 
 
 def test_a_model_that_runs_on_no_other_number_of_examples_is_taken_as_it_is() -> None:

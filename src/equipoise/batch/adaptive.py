@@ -194,9 +194,8 @@ class Adaptive(Batch):
 
     @property
     def _largest(self) -> float:
-        """The total at the cap. Sizes that follow the blocks stop growing together, when the largest is there."""
-        parts = sum_in_order(self.rates) / max(self.rates) if self.speeds == "blocks" else float(self.context.size)
-        return self.cap * parts
+        """The total at the cap. Sizes stop growing together, when the largest is there."""
+        return self.cap * sum_in_order(self.rates) / max(self.rates)
 
     @property
     def _in_force(self) -> float:

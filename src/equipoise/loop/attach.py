@@ -51,7 +51,7 @@ from .own_loop import (
     worker_of,
 )
 from .paced_drift import PacedDriftCheck
-from .repeats import Repeats, before_repeats, end_step_of, release
+from .repeats import Repeats
 from .result import counters
 from .run_folder import claim_folder
 from .sampler import Sampler
@@ -163,7 +163,7 @@ class attach:
         self.shows = progress or bool(self.trackers)  # the numbers, elsewhere than in the log
         self.limits = elastic, deadline
         self.elastic: ElasticLoop | None = None  # where workers may come and go
-        self.repeats: Repeats | None = None  # where a worker may run dry within a step
+        self.repeats = Repeats(self)
         check_choices(self)
 
     def __enter__(self) -> attach:
@@ -190,7 +190,7 @@ class attach:
                 self.sampler.guard = self.elastic.begin_epoch
             self.elastic.begin()
         self._undo.callback(lambda: self.flat.release())
-        self._undo.callback(lambda: release(self.repeats))
+        self._undo.callback(self.repeats.watch())
         self._undo.callback(self.optimizer.register_step_pre_hook(closure_first(self._before)).remove)
         self._undo.callback(self.optimizer.register_step_post_hook(self._after).remove)
         if self.scaler is not None:
@@ -226,12 +226,13 @@ class attach:
         step = self.step
         step.guard.folder = self.log
         self.flat, self.context, self.sync, self.period = step.flat, step.context, step.sync, step.period
-        if self.sampler is not None:
+        if (sampler := self.sampler) is not None:
             # With several batches to a step, the order sees each of them as it comes.
             deferred, shared = self.accumulate == 1, comm.membership is not None
-            self.sampler.bind(self.context, lockstep=step.lockstep, deferred=deferred, shared=shared)
-            step.follow(self.sampler.order, self.sampler.batch)
-        self.repeats, self._buffers = before_repeats(self)
+            sampler.bind(self.context, lockstep=step.lockstep, deferred=deferred, shared=shared)
+            step.follow(sampler.order, sampler.batch)
+            step.guard.runs_dry = lambda: sampler.runs_dry
+            step.guard.keep_buffers()
         self.drift = PacedDriftCheck(DriftCheck(step, told, lambda: place_of(self)))
 
     def __exit__(self, *error: Any) -> None:
@@ -282,7 +283,7 @@ class attach:
         if self._fresh:
             check_first_step(self, stepping_scaler())
         self._fresh = False
-        end_step_of(self.repeats)
+        self.repeats.end_step()
         if self.elastic is None:
             self._take_in()
             return
@@ -299,11 +300,8 @@ class attach:
         self.open_log(resumed=False)
         largest, places = 1, None
         if self.sampler is not None:
-            self.batch, largest, places = self.sampler.use(self.accumulate)
+            self.batch, largest, places = self.repeats.use(self.sampler)
             self.clock.epoch = self.sampler.epoch
-            if not self.batch:
-                for buffer, before in zip(self.model.buffers(), self._buffers, strict=False):
-                    buffer.copy_(before)
         samples = tell_island(self)
         self.step.begin(samples, largest)
         self.step.computed(samples, time.perf_counter() - self._since)
@@ -326,7 +324,6 @@ class attach:
     def _give_back(self) -> None:
         """The optimizer has moved the model: communicate, and count the step."""
         self.step.after()
-        self.repeats, self._buffers = before_repeats(self)
         self._count_seconds()
         self.drift.after_step()
         known = self.elastic is None and self.step.lockstep  # without lockstep nobody knows what others have taken
@@ -341,9 +338,10 @@ class attach:
 
     def _skipped(self) -> None:
         """The scaler met an overflow: the batch was used, by a step that no worker takes."""
-        end_step_of(self.repeats)
+        self.repeats.end_step()
         if self.sampler is not None:
-            _, _, places = self.sampler.use(self.accumulate)
+            _, _, places = self.repeats.use(self.sampler)
+            self.step.guard.keep_buffers()
             if self.sampler.order.learning and places is not None:
                 self.sampler.order.observe(places[:0], None)
 
@@ -498,3 +496,4 @@ class attach:
         self.step.load_state_dict(state)
         if self.sampler is not None and "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])
+            self.step.guard.keep_buffers()

@@ -179,8 +179,10 @@ def recompute_statistics(model: nn.Module, source: Source, indices: np.ndarray, 
         m.momentum = None  # a cumulative average
         m.train()
     with torch.no_grad():
+        # Parts of sorted examples would have other means, whose variance is in none of them.
+        shuffled = np.random.default_rng(0).permutation(indices)
         # Equal parts: each weighs the same in the average, and none is a single example, which has no variance.
-        for part in np.array_split(indices, -(-len(indices) // _CHUNK)):
+        for part in np.array_split(shuffled, -(-len(indices) // _CHUNK)):
             called(model, divided(moved(source.batch(part), device))[0])
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum

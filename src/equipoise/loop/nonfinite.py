@@ -14,7 +14,7 @@ Where a worker is an island of several ranks, what one of them finds is found by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +61,8 @@ class Guard:
         self.step, self.comm, self.policy, self.island = step, step.comm, policy, step.context.island
         self.folder: Path | None = None  # of the run, where it writes checkpoints
         self.examples: Sequence[int] = ()  # of this step's batch, for error messages
+        # May the loop run the model in a step for which this worker has no examples?
+        self.runs_dry: Callable[[], bool] = lambda: False
         sync = step.sync
         # A worker's gradient is looked at where nothing else would be before it is sent.
         self.watches_gradient = policy != "stop" or (sync.uses_gradient and sync.sends_before_step())
@@ -92,7 +94,7 @@ class Guard:
             raise self._tell(self._error(found, self._step))
         assert g is not None
         g.zero_()
-        self._restore_buffers()  # BatchNorm has seen what made the loss NaN
+        self.restore_buffers()  # BatchNorm has seen what made the loss NaN
         if self._left is None:
             self.step.context.emit(self.policy, reason=found.words)
         if self.leaves_out or not found.passes:
@@ -208,10 +210,13 @@ class Guard:
     # -- buffers -------------------------------------------------------------------------------------------------------
     def keep_buffers(self) -> None:
         """Remember the buffers, for a step that will not count. Also called when a model was loaded from outside."""
-        self._kept = [b.clone() for b in self.step.model.buffers()] if self.policy != "stop" else []
+        needed = self.policy != "stop" or self.runs_dry()
+        self._kept = [b.clone() for b in self.step.model.buffers()] if needed else []
 
-    def _restore_buffers(self) -> None:
-        for buffer, before in zip(self.step.model.buffers(), self._kept, strict=True):
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """As they were kept, where they were."""
+        for buffer, before in zip(self.step.model.buffers(), self._kept, strict=False):
             buffer.copy_(before)
 
 

@@ -1,11 +1,14 @@
-"""Batches of examples that a worker has had already, in a step that has others: they count for nothing."""
+"""Batches of examples that a worker has had already count for nothing."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from .attach import attach
@@ -15,24 +18,38 @@ if TYPE_CHECKING:
 class Repeats:
     """Keep the gradient and the buffers of a step as they are while the loop is at such a batch.
 
-    A loader may be ahead of the loop. Where the loop calls its model equally often for every batch, the forward passes
-    since the last step tell which one it is at.
+    A step of nothing else leaves the buffers as the guard kept them. Where there are others before them, forward passes
+    tell when the first one begins: a loader may be ahead of the loop, which calls its model equally often for every
+    batch.
     """
 
-    def __init__(self, loop: attach, sampler: Sampler):
-        self.loop, self.sampler = loop, sampler
-        self.passes, self.epoch = 0, sampler.epoch  # forward passes since the last step
+    def __init__(self, loop: attach):
+        self.loop = loop
+        self.passes, self.epoch = 0, -1  # forward passes since the last step, in this epoch
         self.per_batch = 1
         self._kept: list[Any] = []  # hooks that keep gradients
         self._buffers: list[torch.Tensor] | None = None
-        self._hook = loop.model.register_forward_pre_hook(self._begins)
 
-    def _begins(self, model: Any, inputs: Any) -> None:
+    def watch(self) -> Callable[[], None]:
+        """Look at the passes of the loop, where a step may have such batches beside others; what undoes it."""
+        sampler = self.loop.sampler
+        if sampler is None or self.loop.accumulate == 1:
+            return lambda: None
+        hook = self.loop.model.register_forward_pre_hook(lambda model, inputs: self._begins(model, sampler))
+
+        def release() -> None:
+            self.forget()
+            hook.remove()
+
+        return release
+
+    def _begins(self, model: nn.Module, sampler: Sampler) -> None:
         if not (model.training and torch.is_grad_enabled()):
             return
-        if self.epoch != self.sampler.epoch:  # the loop left the batches behind the last step of an epoch
+        if self.epoch != sampler.epoch:  # the loop left the batches behind the last step of an epoch
             self.forget()
-        own, drawn, batches = self.sampler.own_batches(self.loop.accumulate)
+            self.epoch = sampler.epoch
+        own, drawn, batches = sampler.own_batches(self.loop.accumulate)
         if self._buffers is None and drawn > own > 0 and self.passes // self.per_batch >= own:
             self._keep(batches / own)
         self.passes += 1
@@ -47,9 +64,16 @@ class Repeats:
         self._buffers = [buffer.clone() for buffer in self.loop.model.buffers()]
 
     def end_step(self) -> None:
-        batches = min(self.loop.accumulate, self.sampler.drawn)
+        batches = 0 if self.loop.sampler is None else min(self.loop.accumulate, self.loop.sampler.drawn)
         self.per_batch = max(1, self.passes // max(1, batches))
         self.forget()
+
+    def use(self, sampler: Sampler) -> tuple[int, int, np.ndarray | None]:
+        """`Sampler.use`. A step of nothing but such batches has not touched the buffers."""
+        batch, largest, places = sampler.use(self.loop.accumulate)
+        if not batch:
+            self.loop.step.guard.restore_buffers()
+        return batch, largest, places
 
     def forget(self) -> None:
         """What comes next belongs to another step."""
@@ -57,34 +81,7 @@ class Repeats:
             buffer.copy_(before)
         for hook in self._kept:
             hook.remove()
-        self._kept, self._buffers = [], None
-        self.passes, self.epoch = 0, self.sampler.epoch
-
-    def release(self) -> None:
-        self.forget()
-        self._hook.remove()
-
-
-def end_step_of(repeats: Repeats | None) -> None:
-    if repeats is not None:
-        repeats.end_step()
-
-
-def release(repeats: Repeats | None) -> None:
-    if repeats is not None:
-        repeats.release()
-
-
-def before_repeats(loop: attach) -> tuple[Repeats | None, list[torch.Tensor]]:
-    """What a worker needs that will run dry: buffers to put back after a pass that counts for nothing, and where a step
-    has several batches, what keeps the gradient of its own.
-    """
-    sampler, repeats = loop.sampler, loop.repeats
-    if sampler is None or not sampler.runs_dry:
-        return repeats, []
-    if loop.accumulate > 1 and repeats is None:
-        repeats = Repeats(loop, sampler)
-    return repeats, [buffer.clone() for buffer in loop.model.buffers()]
+        self._kept, self._buffers, self.passes = [], None, 0
 
 
 @torch.no_grad()

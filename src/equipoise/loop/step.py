@@ -218,8 +218,10 @@ class Step:
             self.buffers.scatter(self.mean_by_data(self.buffers.gather()))
 
     def mean_by_data(self, vector: torch.Tensor) -> torch.Tensor:
-        """The mean of a statistic, in place, over all workers by their parts of the data and over an island's ranks."""
-        return self.context.island.mean(mean_of(self.context, vector, parts_of(self.context)))
+        """The mean of a statistic over all workers by their parts of the data, and over an island's ranks."""
+        # In half precision what all workers hold alike would change from round to round.
+        wide = vector.to(torch.promote_types(vector.dtype, torch.float32))
+        return self.context.island.mean(mean_of(self.context, wide, parts_of(self.context)))
 
     def sync_state(self) -> dict[str, Any]:
         """What the sync keeps, as it is now: no copies, and nothing that would wait for a message."""

@@ -138,4 +138,6 @@ def check(claim: Claim, scale: str = "small", data_dir: str | None = None) -> Ou
 def _format(value: Any) -> str:
     if isinstance(value, tuple):
         return " and ".join(_format(one) for one in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -64,7 +64,7 @@ CLAIMS = (
         {"workers": 4, "epochs": 6, "lr": 0.005, "seeds": 1, "limit": 1000},
         {"data": "cifar10", "limit": None, "workers": 64, "epochs": 100, "lr": 1e-3, "independent": False},
         variants=(Expect("training loss, CD-GraB as by default here / D-RR", high=0.97),),
-        hours=1.5,
+        hours=1.1,
     ),
     Claim(
         "gossip-rate",

@@ -3,7 +3,7 @@
 The sum over all examples cannot tell: a layer that sees as many tokens as there are examples has the right sum and
 gives every example a wrong part. So the model runs again on the same inputs, and backward starts from the gradients of
 some examples' outputs. Where the outputs do not have the examples first (a loss, tokens of all examples in a row), the
-model runs without the last example: what has the examples first becomes shorter.
+model runs on another number of examples: only what has the examples first changes its length.
 """
 
 from __future__ import annotations
@@ -49,51 +49,54 @@ def gradient_of(
 
 
 @dataclass
-class OneFewer:
-    """A pass without the last example."""
+class Resized:
+    """A pass with another number of examples."""
 
-    outputs: bool = True  # do the outputs with a gradient have one row fewer?
+    outputs: bool = True  # do the outputs with a gradient have as many rows?
     layers: dict[nn.Module, bool] = field(default_factory=dict)  # that were called: does every input?
 
 
-def one_fewer(
+def resized(
     model: nn.Module, parameters: dict[str, nn.Parameter], calls: list[ModelCall], layers: Iterable[nn.Module]
-) -> OneFewer | None:
-    """The calls of the model, repeated without the last example; None where it cannot run so."""
+) -> Resized | None:
+    """The calls of the model, repeated with another number of examples; None where it cannot run so.
+
+    Without the last example. But one or two get another one: `squeeze()` takes away the dimension of a single example.
+    """
     trained = [call for call in calls if call.mixed or any(b is not None for b in call.b)]
-    seen, view = OneFewer(), ReplayView(model, parameters, trained)
+    if not trained:
+        return None
+    seen, view, examples = Resized(), ReplayView(model, parameters, trained), trained[0].examples
+    count = examples - 1 if examples > 2 else examples + 1
+    index = torch.arange(count, device=view.rows.device) % examples
 
     def after(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         first, result = tree_leaves((args, kwargs))[0], tree_leaves(output)[0]
         if isinstance(result, torch.Tensor) and result.requires_grad:  # not an evaluation
             side = 1 if is_fused(layer) and not layer.batch_first else 0
-            seen.layers[layer] = seen.layers.get(layer, True) and first.shape[side : side + 1] == (
-                trained[0].examples - 1,
-            )
+            seen.layers[layer] = seen.layers.get(layer, True) and first.shape[side : side + 1] == (count,)
 
     handles = [layer.register_forward_hook(after, with_kwargs=True) for layer in layers]
     try:
         for call in trained:
-            index = torch.arange(call.examples - 1, device=view.rows.device)
-            if not any(_has(leaf, call.examples) for leaf in tree_leaves((call.args, call.kwargs))):
+            if not any(_has(leaf, examples) for leaf in tree_leaves((call.args, call.kwargs))):
                 return None
             with _as_before(call, view.rows.device):
                 outputs = view.outputs_of(call, index)
             used = [leaf for leaf, b in zip(outputs, call.b, strict=True) if b is not None]
-            seen.outputs &= all(_has(leaf, len(index)) for leaf in used)
+            seen.outputs &= all(_has(leaf, count) for leaf in used)
     except Exception:  # whatever a model says about inputs of another shape
         return None
     finally:
         for handle in handles:
             handle.remove()
-    return seen if trained else None
+    return seen
 
 
 def without_examples(model: nn.Module, calls: list[ModelCall], layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """The layers whose input keeps its length without the last example. None where the model cannot run so."""
-    alone = calls and calls[0].examples == 1  # nothing would be left
-    seen = None if alone else one_fewer(model, dict(model.named_parameters()), calls, layers)
-    return [] if seen is None else [layer for layer, shorter in seen.layers.items() if not shorter]
+    """The layers whose input has the same length on another number of examples. None where the model cannot run so."""
+    seen = resized(model, dict(model.named_parameters()), calls, layers)
+    return [] if seen is None else [layer for layer, fits in seen.layers.items() if not fits]
 
 
 def _has(value: Any, examples: int) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..core.device import numbers
 from ..core.errors import UserError
-from .attribution import drawn_weights, gradient_of, one_fewer
+from .attribution import drawn_weights, gradient_of, resized
 from .factor_view import FactorView
 from .layer_factors import LayerFactors, Span
 from .replay_view import ModelCall
@@ -94,10 +94,10 @@ class Coverage:
         wrong, small = self._compare_examples(view, calls, used, eps)
         if small is None and earlier is None:
             return []
-        fewer = one_fewer(self.model, self.parameters, calls, modules) if examples > 1 else None
-        turned = self._names_in([] if fewer is None else [m for m, fits in fewer.layers.items() if not fits])
+        other = resized(self.model, self.parameters, calls, modules) if examples > 1 else None
+        turned = self._names_in([] if other is None else [m for m, fits in other.layers.items() if not fits])
         wrong = [name for name in used if name in wrong or name in turned]
-        unusable = small is None or (fewer is not None and not fewer.outputs)
+        unusable = small is None or (other is not None and not other.outputs)
         if unusable or len(wrong) == len(used):  # a model that changes its inputs cannot be repeated either
             if earlier is None:
                 return []
@@ -105,7 +105,7 @@ class Coverage:
             ones = self.one.new_ones(examples)
             wrong, small = self._compare(view.vector(ones), self._sum_since(earlier), dict.fromkeys(used, 0.0))
             wrong = [name for name in used if name in wrong or name in turned]
-            known = self._names_in([] if fewer is None else fewer.layers)
+            known = self._names_in([] if other is None else other.layers)
             told = {*wrong, *small, *known}
             self.unchecked = [name for name in used if name not in told and examples > 1]
         self.unverified = {name: _norm(self.parameters[name]) for name in small or () if name not in wrong}
@@ -178,8 +178,8 @@ class Coverage:
         if self.unchecked and not self.said and rank == 0:
             logging.getLogger("equipoise").warning(
                 "the order uses %s, but could not check that their layers' inputs have the examples first (the model "
-                "is not called as a whole, or does not run with one example fewer): choose a batch size that no other "
-                "dimension has, such as the number of tokens, or call the model itself with the examples first",
+                "is not called as a whole, or does not run on another number of examples): choose a batch size that no "
+                "other dimension has, such as the number of tokens, or call the model itself with the examples first",
                 _listed(self.unchecked),
             )
             self.said = True

@@ -21,7 +21,7 @@ from .layer_sketch import LayerSketch, SketchedRows, joined
 from .model_calls import model_calls
 from .rows import Rows
 
-_NOT_FIRST = "the model has no last linear layer with the examples first: use --order.signal exact or batch"
+_NOT_FIRST = "the model has no linear layer with the examples first: use --order.signal exact or batch"
 
 
 @dataclass
@@ -55,13 +55,13 @@ class LastLayer(Signal):
     @contextlib.contextmanager
     def _first(self, model: nn.Module, examples: int) -> Iterator[None]:
         refuse_batch_norm(model)
-        layers = [module for module in model.modules() if rule_of(module) is linear]
-        with model_calls(model, examples) as calls, LayerWatch(self, layers, examples):
-            yield
-        assert self.watch is not None
-        if without_examples(model, calls, self.watch.modules):
-            self.watch, self.passes = None, []
-            raise UserError(_NOT_FIRST)
+        watch = LayerWatch(self, [module for module in model.modules() if rule_of(module) is linear], examples)
+        with watch:
+            with model_calls(model, examples) as calls:
+                yield
+            seen = list(watch.calls)
+            turned = without_examples(model, calls, watch.modules)
+            watch.calls = [(call, source) for call, source in seen if call.module not in turned]
 
     def forget(self) -> None:
         self.passes = []

@@ -58,15 +58,14 @@ class Projection(Signal):
             self.rules = {
                 m: (rule, _spans(m)) for m in model.modules() if (rule := rule_of(m)) is not None and _trains(m)
             }
-            self.chosen = False
+            self.chosen, self.turned = False, set[nn.Module]()  # whose input does not have the examples first
         with whole as repeatable, layer_calls(self.rules) as calls:
             yield
-        for module in without_examples(model, repeatable, self.rules):
-            del self.rules[module]
+        self.turned.update(without_examples(model, repeatable, self.rules))
         layers = [
             (call.module, factors)
             for call in calls
-            if call.module in self.rules
+            if call.module not in self.turned
             and len(call.a) == examples == call.shape[0]
             and (factors := call.factors(*self.rules[call.module], torch.float32)) is not None
         ]
