@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,18 +144,21 @@ def test_a_page_from_earlier_outcomes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["reproduce", "pull-weights", "--json"]) == 0
     earlier, page = tmp_path / "earlier.json", tmp_path / "page.md"
     printed = capsys.readouterr().out
-    earlier.write_text(printed)
+    earlier.write_text(re.sub(r'"date": "[^"]*"', '"date": "2026-02-03"', printed))
     assert main(["reproduce", "gossip-rate", "--earlier", str(earlier), "--write", str(page)]) == 0
     text = " ".join(page.read_text().split())
     assert "**2 of 2 hold**" in text
     assert "`equipoise reproduce gossip-rate pull-weights`" in text
+    assert "## Latest run 03 February 2026 to " in text
     assert main(["reproduce", "--earlier", str(earlier), "--write", str(page)]) == 0  # nothing is run
     assert "**1 of 1 hold**" in page.read_text()
+    assert "03 February 2026, `equipoise" in page.read_text()
     refused = {
         "scale": printed.replace('"scale": "small"', '"scale": "full"'),
         "sizes": printed.replace("workers 4", "workers 5"),
         "quantity": printed.replace("spread of weight", "sum of weight"),
         "not what": "[1]",
+        "day": re.sub(r'"date": "[^"]*"', '"date": "yesterday"', printed),
         "no claim": printed.replace('"pull-weights"', '"pull-x"'),
     }
     for what, content in refused.items():

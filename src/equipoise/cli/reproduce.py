@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a claim, or a paper: " + ", ".join(PAPERS))
     parser.add_argument("--list", action="store_true", help="list the claims")
     parser.add_argument("--all", action="store_true", help="check every claim")
-    parser.add_argument(
-        "--scale", default="small", metavar="S", help="small (default), or full for the sizes of the papers"
-    )
+    parser.add_argument("--scale", default="small", metavar="S", help="small (default), or full: larger, hours in all")
     parser.add_argument("--data-dir", metavar="DIR", help="folder with CIFAR-10, which some claims need at full scale")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument(
@@ -130,6 +129,7 @@ def _result(outcome: Outcome) -> dict[str, Any]:
     measured = {name: value if math.isfinite(value) else str(value) for name, value in outcome.measured.items()}
     return {"verdict": outcome.verdict, "seconds": outcome.seconds, "measured": measured, "expected": expected} | {
         "scale": outcome.scale,
+        "date": outcome.date,
         "sizes": outcome.claim.sizes(outcome.scale),
     }
 
@@ -140,7 +140,8 @@ def _earlier(path: Path, scale: str) -> list[Outcome]:
     try:
         for row in json.loads(path.read_text(encoding="utf-8")):
             measured = {name: float(value) for name, value in row["measured"].items()}
-            outcome = Outcome(known[row["name"]], measured, float(row["seconds"]), row["scale"])
+            day = {"date": f"{date.fromisoformat(row['date'])}"} if "date" in row else {}
+            outcome = Outcome(known[row["name"]], measured, float(row["seconds"]), row["scale"], **day)
             outcomes.append((outcome, row["sizes"]))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; name a file that --json printed") from None

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from ..core.errors import UserError
@@ -83,6 +84,10 @@ class Claim:
         return experiment
 
 
+def _today() -> str:
+    return f"{datetime.now(timezone.utc):%Y-%m-%d}"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What was measured. seconds: of one core, so that they do not depend on what else the machine did."""
@@ -91,6 +96,7 @@ class Outcome:
     measured: dict[str, float]
     seconds: float
     scale: str = "small"
+    date: str = field(default_factory=_today)
 
     @property
     def passed(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import platform
 import textwrap
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import date
 from importlib.metadata import version
 
 from .base import Claim, Outcome
@@ -43,7 +43,7 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
         _HEAD,
         "## Latest run",
         _wrapped(
-            f"{datetime.now(timezone.utc):%d %B %Y}, `{command}`, {machine()}: {spent / 60:.0f} minutes of one core. "
+            f"{_days(outcomes)}, `{command}`, {machine()}: {spent / 60:.0f} minutes of one core. "
             f"**{passed} of {len(outcomes)} hold**"
             + (f"; not: {', '.join(failed)}." if failed else ".")
             + (f" Not in this run: {', '.join(missing)}." if missing else "")
@@ -60,6 +60,12 @@ def document(outcomes: Sequence[Outcome], command: str) -> str:
         for outcome in own:
             parts += _section(outcome)
     return "\n".join(parts) + "\n"
+
+
+def _days(outcomes: Sequence[Outcome]) -> str:
+    """The first and the last day of the measurements: long ones are not made in one run."""
+    ends = sorted({outcome.date for outcome in outcomes})
+    return " to ".join(f"{date.fromisoformat(day):%d %B %Y}" for day in dict.fromkeys((ends[0], ends[-1])))
 
 
 def _missing(claim: Claim, full: bool) -> str:

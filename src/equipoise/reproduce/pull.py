@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -92,9 +92,9 @@ def budget(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict
 
     As in their code, the mean model is tested; for EASGD, the centre.
     """
-    results = _results(seconds, seeds, model, lr, tuple(sorted(of.items())))
-    error = {name: mean(result["error"] for result in row) for name, row in results.items()}
-    rounds = {name: mean(result["rounds"] for result in row) for name, row in results.items()}
+    ends = _ends(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    error = {name: mean(end.error for end in row) for name, row in ends.items()}
+    rounds = {name: mean(end.rounds for end in row) for name, row in ends.items()}
     rival = min(error["EASGD"], error["LSGD"])
     return {
         "test error, LGRAWA / better of EASGD, LSGD": error["LGRAWA"] / rival,
@@ -105,20 +105,25 @@ def budget(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict
 
 def flatness(seconds: float, seeds: int, model: str, lr: float, **of: Any) -> dict[str, float]:
     """Curvature of the training loss at the mean models of the same runs."""
-    results = _results(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    ends = _ends(seconds, seeds, model, lr, tuple(sorted(of.items())))
+    names = ("EASGD", "LGRAWA", "MGRAWA", "all-reduce")
+    curvatures = {"trace": partial(trace, probes=10), "largest eigenvalue": partial(largest_eigenvalue, most=20)}
     quantities: dict[str, float] = {}
-    for quantity in ("trace", "largest eigenvalue"):
-        value = {name: mean(result[quantity] for result in row) for name, row in results.items()}
-        for name in ("LGRAWA", "MGRAWA"):
+    for quantity, measure in curvatures.items():
+        value = {name: mean(measure(end.surface).value for end in ends[name]) for name in names}
+        for name in names[1:]:
             quantities[f"{quantity} of the Hessian, {name} / EASGD"] = value[name] / value["EASGD"]
-        quantities[f"{quantity} of the Hessian, all-reduce / EASGD"] = value["all-reduce"] / value["EASGD"]
     return quantities
 
 
-@functools.cache
-def _results(
-    seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]
-) -> dict[str, list[dict[str, float]]]:
+class _End(NamedTuple):
+    error: float
+    rounds: float
+    surface: Surface
+
+
+@cache
+def _ends(seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]) -> dict[str, list[_End]]:
     data = images(**dict(of))
     methods = {
         "LGRAWA": (eq.sync.LGRAWA(pull=0.5, prox=0.01), 32),
@@ -127,7 +132,7 @@ def _results(
         "LSGD": (eq.sync.LSGD(pull=0.1, prox=0.1), 4),
         "all-reduce": (eq.sync.AllReduce(), 1),
     }
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
+    ends: dict[str, list[_End]] = {name: [] for name in methods}
     for name, (sync, period) in methods.items():
         for seed in range(seeds):
             run = data.train_with(
@@ -143,13 +148,7 @@ def _results(
                 model=model,
                 seed=seed,
             )
+            models, tested = run.result["models"], "centre" if name == "EASGD" else "mean"
             surface = Surface(run.model, LOSS, data.data.train, examples=512)
-            results[name].append(
-                {
-                    "error": 1 - run.result["models"]["centre" if name == "EASGD" else "mean"]["accuracy"],
-                    "rounds": run.result["rounds"],
-                    "trace": trace(surface, probes=10).value,
-                    "largest eigenvalue": largest_eigenvalue(surface, most=20).value,
-                }
-            )
-    return results
+            ends[name].append(_End(1 - models[tested]["accuracy"], run.result["rounds"], surface))
+    return ends
