@@ -48,7 +48,13 @@ def test_a_link_that_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(links, "TIMEOUT", 1.0)
     try:
         with links.hosts() as network:
-            counted(lambda sums: links.cut_link("slowmo", _RNG(1), tmp_path / "run", sums, network))
+
+            def cut(sums: Sums) -> None:
+                for attempt in range(3):  # on a busy machine a run may end before its link is cut
+                    if not sums.rows:
+                        links.cut_link("slowmo", _RNG(1 + attempt), tmp_path / str(attempt), sums, network)
+
+            counted(cut)
     except OSError as error:
         pytest.skip(str(error))
 
