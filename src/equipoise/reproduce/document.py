@@ -24,13 +24,13 @@ $ equipoise reproduce --list
 $ equipoise reproduce gossip-rate
 ```
 `--scale small` (the default) takes up to two and a half minutes of one core per claim, on bundled or synthetic data.
-`--scale full` takes up to an hour and a half per claim and about four hours in all: the same code at larger sizes, on
-CIFAR-10 (its folder in `--data-dir`) with LeNet or a small ResNet where the claim is about training networks. Most
-papers train larger networks for longer; the sizes are those that one core runs in this time, fixed before the result
-was known. `--json` prints the outcomes for programs. `--write FILE` writes this page; with `--earlier FILE ...` also
-from outcomes that `--json` printed before, so that long runs can be done one by one. Instead of a claim you can name
-a paper: order, gossip, batch, partition, pull. Exit code 0 means that the experiments ran, not that the claims hold.
-Results: [small scale](reproduce.md), [full scale](reproduce-full.md).
+`--scale full` takes about three hours of one core in all (`order-network` one of them): the same code at larger sizes,
+on CIFAR-10 (its folder in `--data-dir`) with LeNet or a small ResNet where the claim is about training networks. Most
+papers train larger networks for longer: the sizes were chosen for this time, and every claim states its own. `--json`
+prints the outcomes for programs. `--write FILE` writes this page; with `--earlier FILE ...` also from outcomes that
+`--json` printed before, so that long runs can be done one by one. Instead of a claim you can name a paper: order,
+gossip, batch, partition, pull. Exit code 0 means that the experiments ran, not that the claims hold. Results: [small
+scale](reproduce.md), [full scale](reproduce-full.md).
 """
 
 
