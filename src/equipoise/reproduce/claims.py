@@ -136,8 +136,8 @@ CLAIMS = (
         "(`--sync detag`) moves it at every step and then takes R rounds: as many gradients, R times the bytes. Digits "
         "are easy: D-PSGD does not fail on them, and DSGT is level with the default at half its bytes: with the first "
         "seed alone, as this was run first, DSGT was 3 % ahead. On CIFAR-10 (full scale, one seed) the default is "
-        "another 18 % lower than the paper's DeTAG. D2 ends at ln 10, the loss of a model that knows nothing, at each "
-        "of these rates; docs/gossip.md has more rates and seeds.",
+        "another 18 % lower than the paper's DeTAG. D2 ends at ln 10, the loss of a model that knows nothing, at the "
+        "best of these rates; docs/gossip.md has more rates and seeds.",
         variants=(
             Expect("loss, DeTAG as by default here / D-PSGD", high=0.9),
             Expect("loss, DeTAG as by default here / best of D-PSGD, D2, DSGT", high=1.0),
@@ -156,8 +156,8 @@ CLAIMS = (
         {"data": "cifar10", "model": "lenet", "steps": 2500, "rates": (0.05, 0.1, 0.2), "seeds": 1},
         "Phases of the paper's DeTAG grow as the spectral gap shrinks. The rounds of the default here are fitted to "
         "the spectrum of W: slack does not slow them down. At full scale the paper's DeTAG is ahead, but its lead is "
-        "smaller than in gossip-sorted instead of larger: 0.94 of D-PSGD's loss, 0.81 there. The default's lead is the "
-        "same in both. D2 ends above ln 10 here.",
+        "smaller than in gossip-sorted instead of larger: 0.94 of D-PSGD's loss, 0.81 there. The default's lead is "
+        "about the same in both. D2 ends above ln 10 here.",
         variants=(Expect("loss, DeTAG as by default here / best of D-PSGD, D2, DSGT", high=1.0),),
         hours=0.3,
     ),
@@ -195,7 +195,7 @@ CLAIMS = (
         "points. With so few examples and eta = 0.8 the batch sizes reach their maximum within a few rounds. "
         "`annealed` takes a budget of rounds instead, and scales the learning rate with the batch. At full scale the "
         "large batch is 2.3 points ahead of the small one, the reverse of what the claim assumes: all sizes take one "
-        "learning rate, 0.05, at which larger batches have less noise. docs/batch.md compares tuned rates.",
+        "learning rate, 0.05, which may be too high for the small one. docs/batch.md compares tuned rates.",
         variants=(
             Expect("rounds, annealed, a third of the rounds (ours) / small batch", high=0.6),
             Expect("accuracy lost to the small batch, annealed, a third of the rounds (ours), points", high=1.0),
