@@ -53,6 +53,7 @@ def test_the_catalogue_is_consistent() -> None:
         assert claim.name.startswith(claim.paper)
         assert set(claim.full) <= set(claim.small) | {"data", "limit"}, claim.name
         assert all(expect.low < expect.high for expect in claim.expects)
+    assert sum(claim.hours for claim in CLAIMS) < 4, "a full scale that takes days is not run"
 
 
 def claim_of(*expects: Expect, **more: Any) -> Claim:

@@ -24,7 +24,9 @@ $ equipoise reproduce --list
 $ equipoise reproduce gossip-rate
 ```
 `--scale small` (the default) takes up to two and a half minutes of one core per claim, on bundled or synthetic data.
-`--scale full` runs the same code at the papers' sizes; claims on CIFAR-10 need its folder in `--data-dir`. `--json`
+`--scale full` takes about three hours of one core in all (`order-network` one of them): the same code at larger sizes,
+on CIFAR-10 (its folder in `--data-dir`) with LeNet or a small ResNet where the claim is about training networks. Most
+papers train larger networks for longer: the sizes were chosen for this time, and every claim states its own. `--json`
 prints the outcomes for programs. `--write FILE` writes this page; with `--earlier FILE ...` also from outcomes that
 `--json` printed before, so that long runs can be done one by one. Instead of a claim you can name a paper: order,
 gossip, batch, partition, pull. Exit code 0 means that the experiments ran, not that the claims hold. Results: [small

@@ -85,7 +85,7 @@ def _distance(view: DatasetView, speeds: list[float], splits: int, **options: An
 def saved(epochs: int, seeds: int, model: str, **of: Any) -> dict[str, float]:
     """D-PSGD on 8 equal workers: time to a training loss, separated into fewer rounds and the partition.
 
-    A round takes about as long as a step, so halving the number of rounds alone can save a quarter.
+    A round takes longer than a step, so halving the number of rounds alone can save more than a quarter.
     """
     data = images(**of)
     cluster = eq.Cluster([1000.0] * 8, Link(100e6, 1e-2))
