@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,13 @@ def run(job: Job, *, virtual: bool = True, workers: int = toy.WORKERS, folder: P
     return run_job(job, workers, virtual=virtual, cluster=None, deterministic=True, timeout=60.0)
 
 
-def arrange(patch: pytest.MonkeyPatch, fates: dict[int, tuple[int, signal.Signals]]) -> None:
-    """Let workers, by number, send themselves a signal after the gradient of a step. Forked ones inherit it."""
+def arrange(
+    patch: pytest.MonkeyPatch, fates: dict[int, tuple[int, signal.Signals]], awaited: int | None = None
+) -> None:
+    """Let workers, by number, send themselves a signal after the gradient of a step. Forked ones inherit it.
+
+    awaited: a generation with a newcomer, which takes its time to start. Steps of the one before are slow.
+    """
     original, left = ProcessComm.computed, dict(fates)
 
     def computed(comm: ProcessComm, examples: float) -> float:
@@ -55,6 +61,8 @@ def arrange(patch: pytest.MonkeyPatch, fates: dict[int, tuple[int, signal.Signal
         if comm.step >= step and comm.ledger.counting and not comm.membership.is_new:  # type: ignore[union-attr]
             del left[comm.worker]
             os.kill(os.getpid(), number)
+        if awaited is not None and comm.membership.roster.generation == awaited - 1:  # type: ignore[union-attr]
+            time.sleep(0.05)
         return original(comm, examples)
 
     patch.setattr(ProcessComm, "computed", computed)

@@ -59,9 +59,9 @@ def test_a_stopped_process_is_left_out_and_a_killed_one_comes_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Worker 2 hangs for good. Worker 1 is started again, and is let in where all agree."""
-    arrange(monkeypatch, {2: (5, signal.SIGSTOP), 1: (9, signal.SIGKILL)})
+    arrange(monkeypatch, {2: (5, signal.SIGSTOP), 1: (9, signal.SIGKILL)}, awaited=3)
     elastic = Elasticity(1, 4, deadline=1.5, respawn=1, snapshot_every=2)
-    job = make_job(eq.sync.PeriodicAverage(), elastic, length=Length(epochs=120.0))
+    job = make_job(eq.sync.PeriodicAverage(), elastic, length=Length(epochs=60.0))
     result = run(job, virtual=False, folder=tmp_path / "run").result
     (stopped, killed, returned) = result["membership"]
     assert (stopped["members"], stopped["step"], stopped["reason"]) == ([0, 1, 3], 4, "loss")
@@ -70,7 +70,7 @@ def test_a_stopped_process_is_left_out_and_a_killed_one_comes_back(
     assert (returned["members"], returned["joined"], returned["reason"]) == ([0, 1, 3], [1], "join")
     assert returned["dropped"] == {"steps": 0, "samples": 0, "bytes": 0}
     assert returned["given_bytes"] > 4 * 160
-    assert result["samples"] == 120 * toy.EXAMPLES
+    assert result["samples"] == 60 * toy.EXAMPLES
     events = read_events(tmp_path / "run")
     seen = [e for e in events if e["event"] == "membership" and e["generation"] == 3]
     assert sorted(e["worker"] for e in seen) == [0, 1, 3]
