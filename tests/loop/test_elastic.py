@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from equipoise.comm.membership import Elasticity
 from equipoise.comm.virtual_membership import Change
 from equipoise.core.copied import copied
 from equipoise.core.errors import TooFew, UserError
+from equipoise.launch.elastic import ElasticLauncher
 from equipoise.loop.agreement import Agreement
 from equipoise.loop.job import Length
 from equipoise.loop.snapshot import Snapshots
@@ -60,6 +62,14 @@ def test_a_stopped_process_is_left_out_and_a_killed_one_comes_back(
 ) -> None:
     """Worker 2 hangs for good. Worker 1 is started again, and is let in where all agree."""
     arrange(monkeypatch, {2: (5, signal.SIGSTOP), 1: (9, signal.SIGKILL)}, awaited=3)
+    start = ElasticLauncher._start
+
+    def late(launcher: ElasticLauncher, worker: int, size: int | None) -> None:
+        while size is None and int(launcher.store.get("generation")) < 2:
+            time.sleep(0.05)  # it might return before the others have noticed that it was gone
+        start(launcher, worker, size)
+
+    monkeypatch.setattr(ElasticLauncher, "_start", late)
     elastic = Elasticity(1, 4, deadline=1.5, respawn=1, snapshot_every=2)
     job = make_job(eq.sync.PeriodicAverage(), elastic, length=Length(epochs=60.0))
     result = run(job, virtual=False, folder=tmp_path / "run").result
