@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import nn
 
 import equipoise as eq
 
+from ..core.progress_bar import tracked
 from ..flatness import Surface, largest_eigenvalue, trace
 from ..simulate.cluster import Link
 from .runs import LOSS, images, mean
@@ -54,7 +56,7 @@ def valleys(workers: int, steps: int, seeds: int) -> dict[str, float]:
         f"runs that end in the flat valley, {name}": mean(
             _ends_flat(sync, period, workers, steps, seed) for seed in range(seeds)
         )
-        for name, (sync, period) in methods.items()
+        for name, (sync, period) in tracked("methods", methods.items())
     }
 
 
@@ -133,22 +135,21 @@ def _ends(seconds: float, seeds: int, model: str, lr: float, of: tuple[Any, ...]
         "all-reduce": (eq.sync.AllReduce(), 1),
     }
     ends: dict[str, list[_End]] = {name: [] for name in methods}
-    for name, (sync, period) in methods.items():
-        for seed in range(seeds):
-            run = data.train_with(
-                sync=sync,
-                period=period,
-                workers=4,
-                budget=seconds,
-                cluster=eq.Cluster([1000.0] * 4, Link(20e6, 1e-3)),
-                batch=16,
-                lr=lr,
-                momentum=0.9,
-                nesterov=True,
-                model=model,
-                seed=seed,
-            )
-            models, tested = run.result["models"], "centre" if name == "EASGD" else "mean"
-            surface = Surface(run.model, LOSS, data.data.train, examples=512)
-            ends[name].append(_End(1 - models[tested]["accuracy"], run.result["rounds"], surface))
+    for (name, (sync, period)), seed in tracked("runs", [*itertools.product(methods.items(), range(seeds))]):
+        run = data.train_with(
+            sync=sync,
+            period=period,
+            workers=4,
+            budget=seconds,
+            cluster=eq.Cluster([1000.0] * 4, Link(20e6, 1e-3)),
+            batch=16,
+            lr=lr,
+            momentum=0.9,
+            nesterov=True,
+            model=model,
+            seed=seed,
+        )
+        models, tested = run.result["models"], "centre" if name == "EASGD" else "mean"
+        surface = Surface(run.model, LOSS, data.data.train, examples=512)
+        ends[name].append(_End(1 - models[tested]["accuracy"], run.result["rounds"], surface))
     return ends
