@@ -52,7 +52,7 @@ class Pulse(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The last beat of a worker, since when there is none, and since when it has made no progress."""
+    """The last beat of a worker, since when there is none, and since when it has made no progress outside of calls."""
 
     beat: Pulse
     silent: float
@@ -193,8 +193,10 @@ class Presence:
         silent = still = now
         if before is not None and before.beat.pid == beat.pid:
             silent = before.silent if before.beat.beats == beat.beats else now
-            progress = (before.beat.calls, before.beat.step) != (beat.calls, beat.step) or beat.inside == 2
-            still = now if progress else before.still
+            # Who was inside a call, perhaps waiting for somebody who hangs, has not stood still outside since it began.
+            outside = not (before.beat.inside or beat.inside)
+            progress = (before.beat.calls, before.beat.step) != (beat.calls, beat.step)
+            still = before.still if outside and not progress else now
         self._seen[member.worker] = seen = Seen(beat, silent, still)
         return seen
 
