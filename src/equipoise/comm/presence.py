@@ -193,10 +193,9 @@ class Presence:
         silent = still = now
         if before is not None and before.beat.pid == beat.pid:
             silent = before.silent if before.beat.beats == beat.beats else now
-            # Who was inside a call, perhaps waiting for somebody who hangs, has not stood still outside since it began.
-            outside = not (before.beat.inside or beat.inside)
-            progress = (before.beat.calls, before.beat.step) != (beat.calls, beat.step)
-            still = before.still if outside and not progress else now
+            # A call may be long where it waits for somebody who hangs: who is in one does not stand still outside.
+            progress = (before.beat.calls, before.beat.step) != (beat.calls, beat.step) or beat.inside
+            still = now if progress else before.still
         self._seen[member.worker] = seen = Seen(beat, silent, still)
         return seen
 
